@@ -1,0 +1,44 @@
+# Two commands do everything: `make run` and `make test`. All use the .venv in this checkout.
+PYTHON ?= python3.11
+VENV := .venv
+PY := $(VENV)/bin/python
+ORRERY := $(VENV)/bin/orrery
+STAMP := $(VENV)/.installed
+export OMP_NUM_THREADS := 1
+# Real traces and engine runs, where this machine has them; tests that need them skip by name.
+ifneq ($(wildcard ../shared/data),)
+export ORRERY_DATA ?= $(abspath ../shared/data)
+endif
+
+.PHONY: run test test-slow bench docs install clean
+
+install: $(STAMP)
+
+$(STAMP): pyproject.toml setup.py $(wildcard src/orrery/engines/virtual/*.[ch])
+	@command -v $(PYTHON) >/dev/null || { echo "make: $(PYTHON) is not here; apt-get install python3.11 python3.11-venv, or make PYTHON=python3.12"; exit 1; }
+	@test -x $(PY) || $(PYTHON) -m venv $(VENV)
+	$(PY) -m pip install --quiet --disable-pip-version-check --upgrade pip setuptools
+	$(PY) -m pip install --quiet --disable-pip-version-check -e ".[all]"
+	@touch $(STAMP)
+
+run: install
+	$(ORRERY) tour
+
+test: install
+	$(VENV)/bin/ruff check src tests examples bench setup.py
+	$(VENV)/bin/ruff format --check src tests examples bench setup.py
+	$(VENV)/bin/mypy
+	$(VENV)/bin/lint-imports --no-logo 2>/dev/null || $(VENV)/bin/lint-imports
+	$(PY) -m pytest -m "not slow" -n 2
+
+test-slow: install
+	$(PY) -m pytest -m slow
+
+bench: install
+	$(PY) -m bench
+
+docs: install
+	$(PY) -m docs.build
+
+clean:
+	rm -rf $(VENV) build site .mypy_cache .ruff_cache .pytest_cache src/*.egg-info

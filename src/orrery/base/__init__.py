@@ -1,0 +1,1 @@
+"""The ground that everything stands on: errors, units, seeded streams, codec, tables."""

@@ -1,0 +1,241 @@
+"""The bulk lane: arrays on connections of their own, received straight into their final memory.
+
+A header says what comes (which transfer, from and to whom, type, shape, checksum); the receiver
+makes the array and lets the socket fill it. Small messages never wait behind an array, because they
+travel on other connections. When the last byte is there and its checksum fits, the sender is told.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import secrets
+import zlib
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from orrery.base import codec
+from orrery.base.errors import CodecError
+from orrery.engines.processes import wire
+from orrery.engines.processes.net import HANDSHAKE_S, MOST_STRANGERS, Link, no_delay
+from orrery.engines.processes.tasks import Call, Queue
+
+if TYPE_CHECKING:
+    from orrery.engines.processes.post import Post
+
+MOST_ARRAY_B = 1 << 34
+MOST_HEADER_B = 64 << 10
+# (transfer, source, destination, tag, dtype, shape, checksum)
+_Header = tuple[int, int, int, str, str, tuple[int, ...], int]
+
+
+class Bulk:
+    """The transfers of one process, in both directions."""
+
+    def __init__(self, post: Post) -> None:
+        self.post = post
+        self._inboxes: dict[tuple[int, int, str], Queue] = {}
+        self._links: dict[int, Link] = {}
+        self._server: Any = None
+        self.accepted: set[asyncio.BaseTransport] = set()
+        self.strangers = 0
+
+    async def listen(self) -> int:
+        loop = self.post.kernel.loop
+        self._server = await loop.create_server(lambda: _Receiving(self), self.post.spec.host, 0)
+        return int(self._server.sockets[0].getsockname()[1])
+
+    def set_address(self, group: int, host: str, port: int) -> None:
+        self._link(group).move((host, port))
+
+    def _link(self, group: int) -> Link:
+        link = self._links.get(group)
+        if link is None:
+            link = self._links[group] = Link(self.post.net, wire.LANE_BULK, MOST_ARRAY_B)
+        return link
+
+    def inbox(self, node: int, peer: int, tag: str) -> Queue:
+        key = (node, peer, tag)
+        queue = self._inboxes.get(key)
+        if queue is None:
+            queue = self._inboxes[key] = Queue(self.post.kernel)
+        return queue
+
+    async def send(self, src: int, dst: int, data: Any, tag: str) -> None:
+        """Returns when the last byte arrived; a transfer to or from a dead node never does."""
+        post, kernel = self.post, self.post.kernel
+        if data.nbytes > MOST_ARRAY_B:
+            raise CodecError(
+                f"transfer: {data.nbytes} bytes are over the cap of {MOST_ARRAY_B}; "
+                "send it in parts"
+            )
+        post.counters.add("transfers")
+        post.counters.add("transfer_bytes", int(data.nbytes))
+        arrived = Call(kernel)
+        now_ns = kernel.now_ns()
+        due_ns = post.shim.bulk_due(src, dst, int(data.nbytes), now_ns)
+        if due_ns <= now_ns:
+            self._leave(src, dst, data, tag, arrived)
+        elif due_ns < 1 << 62:
+            kernel.call_at(due_ns, lambda: self._leave(src, dst, data, tag, arrived))
+        await arrived.wait()
+
+    def _leave(self, src: int, dst: int, data: Any, tag: str, arrived: Call) -> None:
+        post = self.post
+        group = post.spec.group_of[dst]
+        if group == post.group:
+            self.inbox(dst, src, tag).put(data)
+            arrived.resolve(None)
+            return
+        raw = memoryview(data.reshape(-1).view("u1")) if data.nbytes else memoryview(b"")
+        number = post.next_number()
+        post.arrivals[number] = arrived
+        crc = zlib.crc32(raw)
+        header: _Header = (number, src, dst, tag, data.dtype.str, data.shape, crc)
+        link = self._link(group)
+        link.send(wire.frame(codec.encode(header), MOST_HEADER_B, f"the tag {tag[:20]!r}"))
+        if raw.nbytes:
+            link.send(raw)
+
+    def take(self, group: int, header: _Header, array: Any) -> None:
+        """An array is complete: hand it over and tell the sender."""
+        number, src, dst, tag = header[:4]
+        post = self.post
+        self.inbox(dst, src, tag).put(array)
+        note = wire.Message(wire.ARRIVED, dst, src, number, "", b"")
+        post.net.send(group, wire.frame(wire.pack_message(note)))
+
+    def close(self) -> None:
+        if self._server is not None:
+            self._server.close()
+        for link in self._links.values():
+            link.close()
+        for transport in list(self.accepted):
+            transport.abort()  # type: ignore[attr-defined]
+
+
+class _Receiving(asyncio.BufferedProtocol):
+    """The listening side of the lane: always knows how many bytes must come next, and where to."""
+
+    def __init__(self, bulk: Bulk) -> None:
+        self._bulk = bulk
+        self._group = -1
+        self._transport: Any = None
+        self._nonce = secrets.token_bytes(wire.NONCE_B)
+        self._timer: asyncio.TimerHandle | None = None
+        self._header: _Header | None = None
+        self._array: Any = None
+        self._crc = 0
+        self._counted = False
+        self._expect(bytearray(wire.OPEN.size), self._verify)
+
+    def _expect(self, target: Any, then: Any) -> None:
+        self._target = memoryview(target).cast("B")
+        self._filled = 0
+        self._then = then
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = transport
+        self._bulk.accepted.add(transport)
+        self._bulk.strangers += 1
+        no_delay(transport)
+        if self._bulk.strangers > MOST_STRANGERS:
+            self._refuse()
+            return
+        self._transport.write(wire.hello(self._nonce))
+        self._timer = self._bulk.post.kernel.loop.call_later(HANDSHAKE_S, self._refuse)
+
+    def get_buffer(self, sizehint: int) -> Any:
+        return self._target[self._filled :]
+
+    def buffer_updated(self, nbytes: int) -> None:
+        self._filled += nbytes
+        if self._filled < len(self._target):
+            return
+        try:
+            self._then()
+        except (wire.WireError, CodecError, MemoryError):
+            self._refuse("malformed")
+
+    def _verify(self) -> None:
+        post = self._bulk.post
+        try:
+            lane, group, proof = wire.check_opening(
+                post.spec.secret, self._target.tobytes(), self._nonce
+            )
+            if lane != wire.LANE_BULK or group > post.spec.driver_group:
+                raise wire.WireError("the other side opened the wrong lane")
+        except wire.WireError:
+            self._refuse()
+            return
+        self._group = group
+        self._bulk.strangers -= 1
+        if self._timer is not None:
+            self._timer.cancel()
+        self._transport.write(proof)
+        self._next()
+
+    def _next(self) -> None:
+        self._array = self._header = None
+        self._expect(bytearray(wire.FRAME.size), self._on_frame)
+
+    def _on_frame(self) -> None:
+        length, self._crc = wire.FRAME.unpack(self._target)
+        if not 0 < length <= MOST_HEADER_B:
+            raise wire.WireError(f"a header of {length} bytes is refused")
+        self._expect(bytearray(length), self._on_header)
+
+    def _on_header(self) -> None:
+        data = self._target.tobytes()
+        if zlib.crc32(data) != self._crc:
+            raise wire.WireError("the checksum of a header fails")
+        header: _Header = codec.decode(data, _Header)
+        _, src, dst, _, dtype_text, shape, _ = header
+        post = self._bulk.post
+        places = post.spec.group_of
+        if dst not in post.hosts or not 0 <= src < len(places) or places[src] != self._group:
+            raise wire.WireError(f"an array from node {src} to node {dst} came the wrong way")
+        try:
+            dtype = np.dtype(dtype_text)
+        except (TypeError, ValueError, SyntaxError):
+            raise wire.WireError("an array has an unknown dtype") from None
+        size_B = math.prod(shape) * dtype.itemsize
+        if dtype.hasobject or len(shape) > codec.MAX_DIMS or min(shape, default=0) < 0:
+            raise wire.WireError("an array has an unusable dtype or shape")
+        if size_B > MOST_ARRAY_B:
+            raise wire.WireError(f"an array of {size_B} bytes is over the cap of {MOST_ARRAY_B}")
+        self._header = header
+        self._array = np.empty(shape, dtype)
+        if not size_B:
+            self._on_array()
+            return
+        self._expect(self._array.reshape(-1).view("u1"), self._on_array)
+
+    def _on_array(self) -> None:
+        assert self._header is not None
+        raw = self._target if self._array.nbytes else b""
+        if zlib.crc32(raw) != self._header[6]:
+            self._bulk.post.counters.add("corrupt")
+        else:
+            self._bulk.take(self._group, self._header, self._array)
+        self._next()
+
+    def _refuse(self, counter: str = "refused") -> None:
+        if not self._counted:
+            self._counted = True
+            self._bulk.post.counters.add(counter)
+        self._transport.abort()
+
+    def eof_received(self) -> bool:
+        return False
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._bulk.accepted.discard(self._transport)
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._group < 0:
+            self._bulk.strangers -= 1
+            if not self._counted:
+                self._counted = True
+                self._bulk.post.counters.add("refused")

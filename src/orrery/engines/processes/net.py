@@ -1,0 +1,297 @@
+"""The sockets of one process: a listener, one outgoing connection for each peer process.
+
+A connection carries frames one way, from the one who opened it. A peer that is gone costs nothing
+but the messages sent to it: they are lost, as in virtual time, and the next one tries again after a
+short back-off. Whoever cannot prove that it belongs to the run is closed and counted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import socket
+from collections.abc import Callable
+from typing import Any
+
+from orrery.engines.processes import wire
+from orrery.engines.processes.spec import Counters, RunSpec
+
+HANDSHAKE_S = 5.0
+BACKOFF_S = (0.01, 0.5)
+MOST_STRANGERS = 128
+# What may wait for a peer that reads slowly or not at all before more is lost.
+MOST_QUEUED_B = 256 << 20
+
+
+class Net:
+    """All connections of one process on the message lane."""
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        spec: RunSpec,
+        group: int,
+        counters: Counters,
+        on_payload: Callable[[int, bytes], None],
+    ) -> None:
+        self.loop = loop
+        self.spec = spec
+        self.group = group
+        self.counters = counters
+        self.on_payload = on_payload
+        self.strangers = 0
+        self.accepted: set[asyncio.BaseTransport] = set()
+        self._links: dict[int, Link] = {}
+        self._server: Any = None
+
+    async def listen(self) -> int:
+        """Open the listener; gives its port."""
+        self._server = await self.loop.create_server(lambda: _Accepting(self), self.spec.host, 0)
+        return int(self._server.sockets[0].getsockname()[1])
+
+    def set_address(self, group: int, host: str, port: int) -> None:
+        """A peer process lives here now (again after each restart)."""
+        self.link(group).move((host, port))
+
+    def link(self, group: int) -> Link:
+        link = self._links.get(group)
+        if link is None:
+            link = self._links[group] = Link(self)
+        return link
+
+    def send(self, group: int, framed: bytes) -> None:
+        self.link(group).send(framed)
+
+    def close(self) -> None:
+        if self._server is not None:
+            self._server.close()
+        for link in self._links.values():
+            link.close()
+        for transport in list(self.accepted):
+            transport.abort()  # type: ignore[attr-defined]
+
+
+class Link:
+    """The way to one peer process: opened when first needed, and again after it broke."""
+
+    def __init__(
+        self, net: Net, lane: int = wire.LANE_MESSAGES, most_queued_B: int = MOST_QUEUED_B
+    ) -> None:
+        self._net = net
+        self._lane = lane
+        self._most_queued_B = most_queued_B
+        self._address: tuple[str, int] | None = None
+        self._queue: list[bytes | memoryview] = []
+        self._queued_B = 0
+        self._transport: Any = None
+        self._opening: asyncio.Task[None] | None = None
+        self._retry_at_s = 0.0
+        self._backoff_s = BACKOFF_S[0]
+        self._closed = False
+
+    def move(self, address: tuple[str, int]) -> None:
+        if address != self._address:
+            self._address = address
+            self._retry_at_s = 0.0
+            self._backoff_s = BACKOFF_S[0]
+
+    def send(self, framed: bytes | memoryview) -> None:
+        """Write a frame, or keep it while the connection opens; a dead peer's are lost."""
+        if self._transport is not None:
+            if self._transport.get_write_buffer_size() > self._most_queued_B:
+                self._net.counters.add("lost")
+            else:
+                self._transport.write(framed)
+            return
+        if (
+            self._address is None
+            or self._closed
+            or self._queued_B + len(framed) > self._most_queued_B
+            or self._net.loop.time() < self._retry_at_s
+        ):
+            self._net.counters.add("lost")
+            return
+        self._queue.append(framed)
+        self._queued_B += len(framed)
+        if self._opening is None:
+            self._opening = self._net.loop.create_task(self._open())
+
+    async def _open(self) -> None:
+        assert self._address is not None
+        net = self._net
+        opener = Opening(net.loop, net.spec.secret, self._lane, net.group, self._broke)
+        try:
+            async with asyncio.timeout(HANDSHAKE_S):
+                await net.loop.create_connection(lambda: opener, *self._address)
+                self._transport = await opener.welcomed
+        except (OSError, wire.WireError, TimeoutError):
+            opener.abort()
+            self._broke()
+            return
+        finally:
+            self._opening = None
+        self._backoff_s = BACKOFF_S[0]
+        queue, self._queue, self._queued_B = self._queue, [], 0
+        for framed in queue:
+            self._transport.write(framed)
+
+    def _broke(self) -> None:
+        """The peer is gone: what waited for it is lost, and the next message tries again."""
+        self._transport = None
+        self._net.counters.add("lost", len(self._queue))
+        self._queue, self._queued_B = [], 0
+        self._retry_at_s = self._net.loop.time() + self._backoff_s
+        self._backoff_s = min(2 * self._backoff_s, BACKOFF_S[1])
+
+    def close(self) -> None:
+        self._closed = True
+        if self._opening is not None:
+            self._opening.cancel()
+        if self._transport is not None:
+            self._transport.abort()
+            self._transport = None
+
+
+class Opening(asyncio.Protocol):
+    """The connecting side: answers the challenge, checks the welcome, then only writes."""
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        secret: bytes,
+        lane: int,
+        group: int,
+        on_broken: Callable[[], None],
+    ) -> None:
+        self.welcomed: asyncio.Future[Any] = loop.create_future()
+        self._secret = secret
+        self._lane = lane
+        self._group = group
+        self._on_broken = on_broken
+        self._transport: Any = None
+        self._buffer = bytearray()
+        self._nonce = secrets.token_bytes(wire.NONCE_B)
+        self._expected: bytes | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = transport
+        no_delay(transport)
+
+    def data_received(self, data: bytes) -> None:
+        if self.welcomed.done():
+            return  # nothing is said on this way back after the welcome
+        self._buffer += data
+        try:
+            if self._expected is None:
+                if len(self._buffer) < wire.HELLO.size:
+                    return
+                theirs = wire.read_hello(bytes(self._buffer[: wire.HELLO.size]))
+                del self._buffer[: wire.HELLO.size]
+                secret, lane, group, ours = self._secret, self._lane, self._group, self._nonce
+                self._transport.write(wire.opening(secret, lane, group, theirs, ours))
+                self._expected = wire.welcome(secret, lane, group, theirs, ours)
+            if len(self._buffer) >= wire.MAC_B:
+                if bytes(self._buffer[: wire.MAC_B]) != self._expected:
+                    raise wire.WireError("the listener does not know the secret of this run")
+                self.welcomed.set_result(self._transport)
+        except wire.WireError as error:
+            self.welcomed.set_exception(error)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if not self.welcomed.done():
+            self.welcomed.set_exception(ConnectionError("closed before the welcome"))
+        elif not self.welcomed.cancelled() and self.welcomed.exception() is None:
+            self._on_broken()
+
+    def abort(self) -> None:
+        if self._transport is not None:
+            self._transport.abort()
+        if not self.welcomed.done():
+            self.welcomed.cancel()
+
+
+class _Accepting(asyncio.Protocol):
+    """The listening side: challenges, verifies, then cuts frames out of the stream."""
+
+    def __init__(self, net: Net) -> None:
+        self._net = net
+        self._group = -1
+        self._transport: Any = None
+        self._buffer = bytearray()
+        self._nonce = secrets.token_bytes(wire.NONCE_B)
+        self._reader = wire.FrameReader(net.spec.max_frame_B)
+        self._timer: asyncio.TimerHandle | None = None
+        self._counted = False
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        net = self._net
+        self._transport = transport
+        net.accepted.add(transport)
+        no_delay(transport)
+        net.strangers += 1
+        if net.strangers > MOST_STRANGERS:
+            self._refuse()
+            return
+        self._transport.write(wire.hello(self._nonce))
+        self._timer = net.loop.call_later(HANDSHAKE_S, self._refuse)
+
+    def data_received(self, data: bytes) -> None:
+        if self._group < 0:
+            self._buffer += data
+            if len(self._buffer) < wire.OPEN.size:
+                return
+            data = self._verify()
+            if not data:
+                return
+        counters = self._net.counters
+        try:
+            for payload in self._reader.feed(data):
+                self._net.on_payload(self._group, payload)
+        except wire.WireError:
+            counters.add("oversize")
+            self._transport.abort()
+        if self._reader.corrupt:
+            counters.add("corrupt", self._reader.corrupt)
+            self._reader.corrupt = 0
+
+    def _verify(self) -> bytes:
+        net = self._net
+        head = bytes(self._buffer[: wire.OPEN.size])
+        try:
+            lane, group, proof = wire.check_opening(net.spec.secret, head, self._nonce)
+            if lane != wire.LANE_MESSAGES or group > net.spec.driver_group:
+                raise wire.WireError("the other side opened the wrong lane")
+        except wire.WireError:
+            self._refuse()
+            return b""
+        self._group = group
+        net.strangers -= 1
+        if self._timer is not None:
+            self._timer.cancel()
+        self._transport.write(proof)
+        rest = bytes(self._buffer[wire.OPEN.size :])
+        self._buffer.clear()
+        return rest
+
+    def _refuse(self) -> None:
+        if not self._counted:
+            self._counted = True
+            self._net.counters.add("refused")
+        self._transport.abort()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._net.accepted.discard(self._transport)
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._group < 0:
+            self._net.strangers -= 1
+            if not self._counted:
+                self._counted = True
+                self._net.counters.add("refused")
+
+
+def no_delay(transport: asyncio.BaseTransport) -> None:
+    """Small messages leave at once."""
+    sock = transport.get_extra_info("socket")
+    if sock is not None:
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

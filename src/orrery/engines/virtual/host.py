@@ -1,0 +1,139 @@
+"""`VirtualHost`: what a node sees of the virtual engine beyond the kernel's own methods."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from orrery.base.errors import PartError
+from orrery.parts.node import Peers
+from orrery.parts.shapes import work_of
+
+if TYPE_CHECKING:
+    from orrery.engines.virtual.engine import Engine
+
+_classes: dict[tuple[str, bool], type] = {}
+
+
+def host_class(kernel: ModuleType, driver: bool = False) -> type:
+    """The host class of nodes (or of the driver) on top of this kernel's `Host`."""
+    key = (kernel.NAME, driver)
+    made = _classes.get(key)
+    if made is None:
+        body: dict[str, Any] = {"__slots__": ()}  # the user's class brings the dictionary
+        for methods in (HostMethods, DriverMethods) if driver else (HostMethods,):
+            body.update({k: v for k, v in vars(methods).items() if not k.startswith("__")})
+        made = _classes[key] = type("VirtualHost", (kernel.Host,), body)
+    return made
+
+
+class HostMethods:
+    """Copied onto each kernel's `Host`: one definition, two kernels."""
+
+    if TYPE_CHECKING:
+        id: int
+        now: float
+        _index: int
+        event: Any
+        sleep: Any
+        spawn: Any
+
+    _engine: Engine  # set once on the bound class, not on each of 100,000 nodes
+
+    @property
+    def role(self) -> str:
+        return self._engine.role_of(self.id)
+
+    @property
+    def world(self) -> Any:
+        return self._engine.world
+
+    @property
+    def incarnation(self) -> int:
+        """How many times this node has started before (0 at first)."""
+        return self._engine.incarnations.get(self._index, 0)
+
+    @property
+    def peers(self) -> Sequence[int]:
+        return Peers(self._engine.size, self.id)
+
+    @property
+    def neighbours(self) -> Sequence[int]:
+        return self._engine.wiring.neighbours(self.id)
+
+    def members(self, role: str) -> Sequence[int]:
+        return self._engine.world.members(role)
+
+    @property
+    def rng(self) -> Any:
+        rng = self.__dict__.get("_rng")
+        if rng is None:
+            rng = self.__dict__["_rng"] = self._engine.stream(self._index)
+        return rng
+
+    def clock(self) -> float:
+        return self._engine.clocks.read(self._index, self._engine.kernel.now)
+
+    def log(self, *words: object) -> None:
+        self._engine.log(self.id, " ".join(str(word) for word in words))
+
+    # -- bulk data
+
+    async def transfer(self, peer: int, array: Any, tag: str = "") -> None:
+        """Send an array as a bulk flow; returns when it has arrived (or died on the way)."""
+        engine = self._engine
+        if not 0 <= peer < len(engine.kernel.hosts):
+            raise PartError(f"transfer: there is no node {peer!r}; ids are 0..{engine.size - 1}")
+        data = np.array(array, copy=True)  # what is on the wire no longer changes
+        await engine.flows.send(self._index, peer, data, tag)
+
+    async def receive(self, peer: int, tag: str = "") -> Any:
+        """The next array that `peer` transferred under `tag`."""
+        return await self._engine.flows.inbox(self._index, peer, tag).get()
+
+    # -- compute
+
+    async def compute(
+        self, fn: Callable[..., Any], *args: Any, device: str = "", share: float = 1.0, **kw: Any
+    ) -> Any:
+        """Call `fn(*args)` for its value, and take the time the modelled device would."""
+        value = fn(*args, **kw)
+        work = work_of(fn, args)
+        if work is not None:
+            await self._engine.devices.work(self._index, work, device, share)
+        return value
+
+    # -- storage
+
+    @property
+    def disk(self) -> Any:
+        disk = self.__dict__.get("_disk")
+        if disk is None:
+            disk = self.__dict__["_disk"] = self._engine.disks.of(self)
+        return disk
+
+    @property
+    def store(self) -> Any:
+        return self._engine.store.of(self)
+
+    def arena(self, name: str, size: int) -> Any:
+        """Memory shared by the nodes of one machine (here: of one node)."""
+        return self._engine.arena(self._index, name, size)
+
+
+class DriverMethods(HostMethods):
+    """What the driver has besides; kept off nodes, whose authors may use these names."""
+
+    @property
+    def nodes(self) -> range:
+        return range(self._engine.size)
+
+    @property
+    def part(self) -> Any:
+        return self._engine.part
+
+    def alive(self, node: int) -> bool:
+        return bool(self._engine.kernel.state[node])

@@ -1,0 +1,42 @@
+"""Picks the event kernel: the C one where it was built, else its pure-Python twin.
+
+`ORRERY_KERNEL=python` asks for the twin, `ORRERY_KERNEL=c` insists on the C kernel.
+"""
+
+from __future__ import annotations
+
+import os
+from types import ModuleType
+
+from orrery.base import rand
+from orrery.base.errors import PlatformLacks, UsageError
+from orrery.engines.virtual import kernel_py
+
+
+def load(name: str | None = None) -> ModuleType:
+    """The kernel module called `name` ("c", "python"), or the best there is."""
+    wanted = name or os.environ.get("ORRERY_KERNEL", "")
+    if wanted not in ("", "c", "python"):
+        raise UsageError(f'no kernel {wanted!r}; use "c" or "python"')
+    if wanted == "python":
+        return kernel_py
+    try:
+        from orrery.engines.virtual import _kernel
+    except ImportError as error:
+        if wanted == "c":
+            raise PlatformLacks(
+                f"the C kernel was not built ({error}); install a C compiler and the Python "
+                "headers, then reinstall orrery"
+            ) from None
+        return kernel_py
+    if not hasattr(_kernel, "Stream"):
+        # The C core draws words; the distributions are the Python ones, so both kernels agree.
+        _kernel.Stream = type("Stream", (_kernel.StreamCore, rand.Draws), {"__slots__": ()})
+    return _kernel  # type: ignore[no-any-return]
+
+
+def missing_line() -> str | None:
+    """One line to print when the slower kernel is in use, else None."""
+    if load().NAME == "c" or os.environ.get("ORRERY_KERNEL") == "python":
+        return None
+    return "orrery: the C kernel was not built here, so the slower pure-Python kernel is in use"

@@ -1,0 +1,177 @@
+"""The network in virtual time: small messages from the kernel, bulk transfers as fluid flows."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+from orrery.base.codec import encode
+from orrery.base.errors import Refused
+from orrery.base.units import FOREVER_NS, to_ns
+from orrery.engines.virtual.flows import FlowNet
+
+if TYPE_CHECKING:
+    from orrery.engines.virtual.engine import Engine
+
+DROP_ONE = 1 << 32
+
+
+def configure(engine: Engine) -> None:
+    """Tell the kernel how messages travel in this world."""
+    kernel, world = engine.kernel, engine.world
+    net = world.network
+    kernel.header = net.header_B
+    kernel.drop32 = int(net.drop * DROP_ONE)
+    kernel.fifo = net.fifo
+    kernel.egress = net.egress_queue
+    kernel.immune = engine.size
+    if net.model == "rounds":
+        kernel.mode = 2
+        kernel.round_ns = to_ns(net.round_s)
+        return
+    uniform = engine.wiring.uniform_latency_s
+    if uniform is not None:
+        kernel.mode = 0
+        kernel.latency_ns = to_ns(uniform)
+        kernel.jitter_ns = to_ns(uniform * net.jitter)
+        kernel.ns_per_byte = ns_per_byte(net.bandwidth_Bps)
+        return
+    kernel.mode = 1
+    size, wiring = engine.size, engine.wiring
+    rate = ns_per_byte(net.bandwidth_Bps)
+
+    def link_of(src: int, dst: int) -> tuple[int, int, float]:
+        if src >= size or dst >= size:  # the driver stands beside the node it speaks to
+            latency = net.latency_s
+        else:
+            latency = wiring.latency(src, dst)
+        return to_ns(latency), to_ns(latency * net.jitter), rate
+
+    kernel.link_of = link_of
+
+
+def ns_per_byte(bandwidth_Bps: float) -> float:
+    return 0.0 if math.isinf(bandwidth_Bps) else 1e9 / bandwidth_Bps
+
+
+def wire_codec(kernel: Any) -> tuple[Any, Any]:
+    """Wire mode: every message becomes bytes and is read back by its declared types."""
+
+    def to_bytes(slot: Any, args: Any, is_reply: bool) -> bytes:
+        if not is_reply:
+            return encode(args)
+        if type(args) is kernel.Throw:
+            return b"\x01" + str(args.error).encode()
+        return b"\x00" + encode(args)
+
+    def to_values(slot: Any, data: bytes, is_reply: bool) -> Any:
+        if not is_reply:
+            return tuple(slot.rpc.decode_arguments(data))
+        if data[:1] == b"\x01":
+            return kernel.Throw(Refused(data[1:].decode()))
+        return slot.rpc.decode_result(data[1:])
+
+    return to_bytes, to_values
+
+
+class Transfers:
+    """Bulk arrays as max-min fair flows over the world's links, with an inbox at the far end."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._net: FlowNet | None = None  # built when the first transfer starts
+        self._timer: Any = None
+        self._timer_ns = FOREVER_NS
+        self._inboxes: dict[tuple[int, int, str], Any] = {}
+        self._open: dict[int, tuple[int, int]] = {}  # flow -> (source, destination)
+        self.bytes = 0
+        self.count = 0
+
+    def inbox(self, node: int, peer: int, tag: str) -> Any:
+        key = (node, peer, tag)
+        queue = self._inboxes.get(key)
+        if queue is None:
+            queue = self._inboxes[key] = self._engine.kernel_module.Queue(self._engine.kernel)
+        return queue
+
+    async def send(self, src: int, dst: int, array: Any, tag: str) -> None:
+        """Resolves when the last byte arrived; a flow to or from a dead node never does."""
+        engine = self._engine
+        kernel = engine.kernel
+        arrived = engine.kernel_module.Event(kernel)
+        if kernel.state[dst] == 0:
+            await arrived.wait()
+        self.bytes += int(array.nbytes)
+        self.count += 1
+        latency_ns = 0
+        links: tuple[int, ...] = ()
+        if src != dst and src < engine.size and dst < engine.size:
+            links = tuple(engine.wiring.path(src, dst))
+            latency_ns = to_ns(engine.wiring.latency(src, dst))
+        if not links or not array.nbytes:
+            kernel.call_at(
+                kernel.now + latency_ns, lambda: self._arrive(src, dst, tag, array, arrived)
+            )
+        else:
+            net = self.net
+            flow = net.start(
+                kernel.now, links, float(array.nbytes), math.inf,
+                (src, dst, tag, array, arrived, latency_ns),
+            )  # fmt: skip
+            self._open[flow] = (src, dst)
+            self._schedule()
+        await arrived.wait()
+
+    @property
+    def net(self) -> FlowNet:
+        if self._net is None:
+            self._net = FlowNet(self._engine.wiring.capacity_Bps)
+        return self._net
+
+    def _schedule(self) -> None:
+        """Keep exactly one kernel event, at the next completion."""
+        due = self.net.next_ns()
+        if due == self._timer_ns and self._timer is not None:
+            return
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        self._timer_ns = due
+        if due < FOREVER_NS:
+            self._timer = self._engine.kernel.call_at(due, self._complete)
+
+    def _complete(self) -> None:
+        kernel = self._engine.kernel
+        self._timer = None
+        for flow, done in self.net.finish_due(kernel.now):
+            self._open.pop(flow, None)
+            src, dst, tag, array, arrived, latency_ns = done
+            # The last byte leaves now and is there one latency later.
+            kernel.call_at(
+                kernel.now + latency_ns,
+                lambda s=src, d=dst, t=tag, a=array, e=arrived: self._arrive(s, d, t, a, e),
+            )
+        self._schedule()
+
+    def _arrive(self, src: int, dst: int, tag: str, array: Any, arrived: Any) -> None:
+        if self._engine.kernel.state[dst]:
+            self.inbox(dst, src, tag).put(array)
+            arrived.set()
+
+    def node_lost(self, node: int) -> None:
+        """A crash ends the flows to and from a node and empties its inboxes."""
+        for key in [key for key in self._inboxes if key[0] == node]:
+            del self._inboxes[key]
+        gone = [flow for flow, ends in self._open.items() if node in ends]
+        for flow in gone:
+            del self._open[flow]
+            self.net.cancel(self._engine.kernel.now, flow)
+        if gone:
+            self._schedule()
+
+    def set_link(self, link: int, capacity_Bps: float) -> None:
+        """A fault changes what a link can carry."""
+        self.net.set_capacity(self._engine.kernel.now, link, capacity_Bps)
+        self._schedule()
+
+

@@ -1,0 +1,150 @@
+"""`run`: a part, on a problem, in a world, gives a `Run`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from orrery.base.errors import UsageError, did_you_mean
+from orrery.parts.monitor import Monitor
+from orrery.parts.node import Node
+from orrery.parts.problem import Metric, Outcome, Problem, Record, Violation
+
+if TYPE_CHECKING:
+    from orrery.world import World
+
+ENGINES = ("virtual", "processes")
+
+
+class Run(msgspec.Struct, kw_only=True):
+    """What a run gave: metrics, violations, spans, digest."""
+
+    metrics: dict[str, float]
+    violations: list[Violation]
+    digest: str
+    seconds: float
+    events: int
+    spans: list[Any]
+    seed: int
+    engine: str
+    ended: str
+    part: Any
+    problem: Any
+    world: Any
+    messages: int = 0
+    bytes: int = 0
+    records: list[Record] = []
+    units: dict[str, Metric] = {}
+    decisions: Any = None
+    extra: dict[str, Any] = {}
+
+    @property
+    def ok(self) -> bool:
+        """Whether nothing that must not happen did."""
+        return not self.violations
+
+    def __repr__(self) -> str:
+        shown = ", ".join(f"{k}={v:.6g}" for k, v in list(self.metrics.items())[:6])
+        found = f"{len(self.violations)} violations" if self.violations else "no violations"
+        return f"Run({self.seconds:.6g} s {self.engine}, {found}, {shown})"
+
+
+def run(
+    part: Any,
+    *,
+    problem: Problem | None = None,
+    world: World | None = None,
+    engine: str = "virtual",
+    seed: int = 0,
+    until_s: float | None = None,
+    monitors: Sequence[Monitor] = (),
+    **options: Any,
+) -> Run:
+    """Run a part (or {role: part}) on a problem in a world.
+
+    With no problem and no `until_s` it ends when all is quiet; an ask that can then never be
+    answered is a violation. `options` go to the engine (`trace=True`, `wire=True`, …).
+    """
+    check_call(part, problem, engine, seed, until_s, monitors)
+    if world is None:
+        if problem is None:
+            raise UsageError("run() needs a world; for example world=World.lan(5)")
+        world = problem.world()
+    roles = _roles(part, problem, world)
+    made = _engine(engine)(
+        roles, world=world, problem=problem, part=part, seed=seed, monitors=monitors, **options
+    )
+    return judge(made.run(until_s), problem, monitors)
+
+
+def judge(outcome: Outcome, problem: Problem | None, monitors: Sequence[Monitor] = ()) -> Run:
+    """Check and measure an outcome: the last step of every engine's run."""
+    violations = list(outcome.violations)
+    metrics: dict[str, float] = {}
+    decisions = None
+    if problem is not None:
+        violations += problem.check(outcome)
+        metrics.update(problem.measure(outcome))
+        if problem.unique_outcome:
+            decisions = problem.decisions(outcome)
+    else:
+        metrics.update(messages=float(outcome.messages), bytes=float(outcome.bytes))
+    for monitor in monitors:
+        violations += monitor.violations()
+        metrics.update(monitor.metrics())
+    return Run(
+        metrics=metrics, violations=violations, digest=outcome.digest, seconds=outcome.seconds,
+        events=outcome.events, spans=outcome.spans, seed=outcome.seed, engine=outcome.engine,
+        ended=outcome.ended, part=outcome.part, problem=problem, world=outcome.world,
+        messages=outcome.messages, bytes=outcome.bytes, records=outcome.records,
+        units=dict(problem.metrics) if problem is not None else {}, decisions=decisions,
+        extra={**outcome.extra, "energy_J": outcome.energy_J, "money": outcome.money},
+    )  # fmt: skip
+
+
+def check_call(
+    part: Any,
+    problem: Any,
+    engine: str,
+    seed: Any,
+    until_s: Any,
+    monitors: Sequence[Any],
+) -> None:
+    """Refuse a call that cannot work, with the fix, before anything is built."""
+    if isinstance(part, type):
+        raise UsageError(f"run() got the class {part.__name__}; make one: {part.__name__}()")
+    if problem is not None and not isinstance(problem, Problem):
+        raise UsageError(f"problem={problem!r} is not a Problem; for example Broadcast(values=20)")
+    if engine not in ENGINES:
+        raise UsageError(f"no engine {engine!r}; {did_you_mean(engine, ENGINES)}")
+    if isinstance(seed, bool) or not isinstance(seed, int):
+        raise UsageError(f"seed={seed!r} is not a whole number")
+    if until_s is not None and not (isinstance(until_s, int | float) and 0 < until_s < math.inf):
+        raise UsageError(f"until_s={until_s!r}: give a number of seconds > 0")
+    for monitor in monitors:
+        if not isinstance(monitor, Monitor):
+            raise UsageError(f"monitors holds {monitor!r}, which is not a Monitor")
+
+
+def _roles(part: Any, problem: Problem | None, world: World) -> Mapping[str, Any]:
+    if problem is not None:
+        problem.accept(part)
+        return problem.host(part, world)
+    if isinstance(part, Mapping):
+        return part
+    if isinstance(part, Node):
+        return {"node": part}
+    raise UsageError(f"a {type(part).__name__} cannot run alone; name the problem that hosts it")
+
+
+def _engine(name: str) -> Any:
+    if name == "virtual":
+        from orrery.engines.virtual.engine import Engine
+
+        return Engine
+    from orrery.engines.processes.engine import ProcessEngine
+
+    return ProcessEngine

@@ -1,0 +1,15 @@
+"""All that a system may touch: the five shapes, problems, rpc, monitors."""
+
+from orrery.base.errors import Cancelled, DeadlineExceeded, Refused
+from orrery.parts.knobs import Count, Fraction, NonNegative, Part, Positive, Whole
+from orrery.parts.monitor import Monitor
+from orrery.parts.node import Node
+from orrery.parts.problem import Driver, Metric, Outcome, Problem, Record, Violation
+from orrery.parts.rpc import rpc
+from orrery.parts.shapes import Estimator, Policy, Routine, Work, cost
+
+__all__ = [
+    "Cancelled", "Count", "DeadlineExceeded", "Driver", "Estimator", "Fraction", "Metric",
+    "Monitor", "Node", "NonNegative", "Outcome", "Part", "Policy", "Positive", "Problem",
+    "Record", "Refused", "Routine", "Violation", "Whole", "Work", "cost", "rpc",
+]  # fmt: skip

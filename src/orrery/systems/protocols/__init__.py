@@ -1,0 +1,68 @@
+"""Protocols: how machines that fail and links that lose agree, spread news and find things.
+
+The room's problems, each with its port, and the classics that answer them. The names load when
+they are first used.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+_PROBLEMS = "orrery.systems.protocols.problems"
+_BASELINES = "orrery.systems.protocols.baselines"
+_HOMES = {
+    "AtomicCommit": _PROBLEMS,
+    "Broadcast": _PROBLEMS,
+    "Broadcaster": _PROBLEMS,
+    "Coordinator": _PROBLEMS,
+    "Lookup": _PROBLEMS,
+    "Overlay": _PROBLEMS,
+    "Participant": _PROBLEMS,
+    "ReplicatedStore": _PROBLEMS,
+    "StoreNode": _PROBLEMS,
+    "Chord": _BASELINES,
+    "Flood": _BASELINES,
+    "PushGossip": _BASELINES,
+    "Raft": _BASELINES,
+    "TwoPhaseCommit": _BASELINES,
+    "TwoPhaseCoordinator": _BASELINES,
+    "TwoPhaseParticipant": _BASELINES,
+}
+
+__all__ = sorted(_HOMES)
+
+if TYPE_CHECKING:
+    from orrery.systems.protocols.baselines import (
+        Chord,
+        Flood,
+        PushGossip,
+        Raft,
+        TwoPhaseCommit,
+        TwoPhaseCoordinator,
+        TwoPhaseParticipant,
+    )
+    from orrery.systems.protocols.problems import (
+        AtomicCommit,
+        Broadcast,
+        Broadcaster,
+        Coordinator,
+        Lookup,
+        Overlay,
+        Participant,
+        ReplicatedStore,
+        StoreNode,
+    )
+
+
+def __getattr__(name: str) -> Any:
+    home = _HOMES.get(name)
+    if home is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(importlib.import_module(home), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,437 @@
+"""Chord: a ring of nodes in which any key is found in about half of log2 n hops.
+
+The successor lists keep the ring together, the fingers make it fast. Every pointer may be wrong for
+a while; stabilisation mends it. Nothing here trusts a node to be alive: each question has a
+deadline, and who does not answer is forgotten until it speaks up again.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar, Literal
+
+from orrery.base.errors import DeadlineExceeded, Refused
+from orrery.parts import Count, Positive, Whole, rpc
+from orrery.systems.protocols.problems.lookup import Overlay, place_of, ring_of
+
+
+class Chord(Overlay):
+    """The ring with fingers of Stoica, Morris, Karger, Kaashoek and Balakrishnan (SIGCOMM 2001).
+
+    Stabilisation is the corrected one of Zave ("Reasoning about identifier spaces", IEEE TSE 2017):
+    a node takes over the whole list of a successor that it has just heard from, checks a closer
+    successor before it adopts it, and gives up its predecessor only for a closer one or when it
+    does not answer (rectify).
+
+    Knobs: `successors`, the length of the successor list; `stabilise_s` and `fix_s`, the periods of
+    stabilisation and of mending one finger; `timeout_s` and `tries`, after which a node counts as
+    gone; `find_s`, how long a lookup may take before it is tried again; `style`, whether the nodes
+    pass a question on (`recursive`) or the asking node walks (`iterative`); `warm`, to begin with a
+    perfect ring, for experiments on a ring at rest; `bootstrap`, the node that begins a cold ring;
+    `shortcuts`, to let questions also jump along the successor list (the journal version, 2003).
+
+    Differs from the paper: the owner itself answers, and hands a key back to a predecessor that the
+    asking side did not know yet. As in the paper, a ring that a partition has cut in two does not
+    find together again, so partitions are not among what it tolerates; nor is it tolerated that
+    more neighbours than `successors` go at once.
+    """
+
+    successors: Count = 6
+    stabilise_s: Positive = 0.25
+    fix_s: Positive = 0.25
+    timeout_s: Positive = 0.02
+    tries: Count = 3
+    find_s: Positive = 0.5
+    style: Literal["recursive", "iterative"] = "recursive"
+    warm: bool = True
+    bootstrap: Whole = 0
+    shortcuts: bool = False
+
+    tolerates: ClassVar[tuple[str, ...]] = ("duplicate", "reorder", "crash", "restart", "pause")
+
+    # -- life
+
+    def start(self) -> None:
+        self.place = place_of(self.id, self.bits)
+        self.joined = False
+        self.succs: list[int] = []
+        self.pred: int | None = None
+        self.fingers: dict[int, int] = {}  # exponent -> node, only those beyond the successor
+        self.near_first: list[int] = []  # the nodes of the fingers, nearest first
+        self.gaps: list[int] = []  # and how far up the ring from here each of them is
+        self.tickets = 0
+        self.open: dict[int, Any] = {}
+
+    async def main(self) -> None:
+        if self.incarnation == 0 and (self.warm or not self.peers):
+            self._begin_in_place()
+        elif self.incarnation == 0 and self.id == min(self.bootstrap, len(self.peers)):
+            self._begin_alone()
+        else:
+            await self._enter([self.bootstrap] if self.incarnation == 0 else [])
+        # Nodes that start together must not all ask at the same moment for ever.
+        await self.sleep(self.rng.uniform(0.0, self.stabilise_s))
+        self.spawn(self._mend_fingers())
+        while True:
+            if self.joined:
+                await self._stabilise()
+            await self.sleep(self.stabilise_s)
+
+    def _begin_in_place(self) -> None:
+        """Take the pointers that a perfect ring of all nodes has."""
+        places, nodes = ring_of(len(self.peers) + 1, self.bits)
+        size, at = len(nodes), bisect_left(places, self.place)
+        around = [nodes[(at + i) % size] for i in range(1, min(self.successors, size - 1) + 1)]
+        self.succs = around or [self.id]
+        self._set_pred(nodes[at - 1])
+        gap = (place_of(self.succs[0], self.bits) - self.place) % (1 << self.bits)
+        for i in range(gap.bit_length(), self.bits):
+            start = (self.place + (1 << i)) % (1 << self.bits)
+            self.fingers[i] = nodes[bisect_left(places, start) % size]
+        self._sort_fingers()
+        self.joined = True
+        self.emit(successor=self.succs[0])
+
+    def _begin_alone(self) -> None:
+        self.succs = [self.id]
+        self.joined = True
+        self.emit(successor=self.id)
+
+    async def _enter(self, helpers: Sequence[int]) -> None:
+        """Join the ring through a helper, or through any peer that is in it."""
+        wanted = list(helpers)
+        while not self.joined:
+            helper = wanted.pop(0) if wanted else self.rng.choice(self.peers)
+            try:
+                async with self.deadline(2 * self.find_s):
+                    owner, _ = await self.ask(helper, Chord.locate, self.place, self.id)
+                view = await self._call(owner, Chord.pointers) if owner != self.id else None
+            except (DeadlineExceeded, Refused):
+                view = None
+            if view is None:
+                await self.sleep(self.rng.uniform(0.5, 1.0) * self.stabilise_s)
+            elif not self.joined:
+                self.joined = True
+                self._adopt(owner, view[1])
+                self.tell(owner, Chord.notify)
+
+    # -- the port
+
+    @rpc
+    async def lookup(self, key: int) -> tuple[int, int]:
+        return await self._find(key, -1)
+
+    @rpc
+    async def leave(self) -> None:
+        """Tell both neighbours whom to hold on to, then stop taking part."""
+        if not self.joined:
+            return
+        self.joined = False
+        for peer in dict.fromkeys((self.pred, self.succs[0])):
+            if peer is not None and peer != self.id:
+                self.tell(peer, Chord.depart, self.pred, tuple(self.succs))
+        self.succs, self.pred = [], None
+        self.fingers = {}
+        self._sort_fingers()
+
+    @rpc
+    async def join(self, via: int) -> None:
+        if not self.joined:
+            self.spawn(self._enter([via]))
+
+    # -- what nodes say to each other
+
+    @rpc
+    async def locate(self, key: int, without: int) -> tuple[int, int]:
+        """Find the owner of a key as if the node `without` were not there: it wants to join."""
+        return await self._find(key, without)
+
+    @rpc
+    async def pointers(self) -> tuple[int | None, tuple[int, ...]]:
+        """My predecessor and my successors."""
+        self._must_be_in()
+        return self.pred, tuple(self.succs)
+
+    @rpc
+    async def alive(self) -> bool:
+        return self.joined
+
+    @rpc
+    async def notify(self, sender: int) -> None:
+        """The sender believes that it comes right before me (Zave's rectify)."""
+        if not self.joined or sender == self.pred:
+            return
+        if self.pred is None or self.pred == self.id or self._between(self.pred, sender, self.id):
+            self._set_pred(sender)
+        else:
+            self.spawn(self._rectify(self.pred, sender))
+
+    @rpc
+    async def depart(self, pred: int | None, succs: tuple[int, ...], sender: int) -> None:
+        """The sender leaves: hold on to its neighbours instead."""
+        if not self.joined:
+            return
+        if self.succs[0] == sender:
+            self._set_succs([*succs, *self.succs[1:]], gone=sender)
+        if self.pred == sender:
+            self._set_pred(pred if pred != sender else None)
+        self._forget(sender)
+
+    @rpc
+    async def route(
+        self, key: int, origin: int, ticket: int, hops: int, without: int, final: bool
+    ) -> bool:
+        """Take a question over; who sent it is free as soon as this returns."""
+        self._must_be_in()
+        self.spawn(self._pass_on(key, origin, ticket, hops, without, final))
+        return True
+
+    @rpc
+    async def found(self, ticket: int, owner: int, hops: int) -> None:
+        waiting = self.open.get(ticket)
+        if waiting is not None:
+            waiting.set((owner, hops))
+
+    @rpc
+    async def step(self, key: int, skip: tuple[int, ...], final: bool) -> tuple[int, bool]:
+        """Where to go next for a key, for a node that walks by itself."""
+        self._must_be_in()
+        return self._choose(key, skip, final)
+
+    # -- finding
+
+    async def _find(self, key: int, without: int) -> tuple[int, int]:
+        self._must_be_in()
+        if self.pred is not None and self.pred != without and self._owns(key):
+            return self.id, 0
+        for _ in range(self.tries):
+            try:
+                async with self.deadline(self.find_s):
+                    if self.style == "iterative":
+                        return await self._walk(key, without)
+                    return await self._send_out(key, without)
+            except DeadlineExceeded:
+                self._must_be_in()
+        raise Refused(f"node {self.id}: no owner of {key} was found in {self.tries} tries")
+
+    async def _send_out(self, key: int, without: int) -> tuple[int, int]:
+        """Let the nodes pass the question on; the owner answers straight to us."""
+        self.tickets += 1
+        ticket, answer = self.tickets, self.event()
+        self.open[ticket] = answer
+        try:
+            await self._pass_on(key, self.id, ticket, 0, without, False)
+            owner, hops = await answer.wait()
+            return owner, hops
+        finally:
+            del self.open[ticket]
+
+    async def _pass_on(
+        self, key: int, origin: int, ticket: int, hops: int, without: int, final: bool
+    ) -> None:
+        skip = [without]
+        # A question that goes round and round is dropped; its origin asks anew.
+        while self.joined and hops <= 4 * self.bits:
+            node, last = self._choose(key, skip, final)
+            if node == self.id:
+                if origin == self.id:
+                    await self.found(ticket, node, hops)
+                else:
+                    self.tell(origin, Chord.found, ticket, node, hops)
+                return
+            further = hops if last and not final else hops + 1
+            if await self._call(node, Chord.route, key, origin, ticket, further, without, last):
+                return
+            self._forget(node)
+            skip.append(node)
+
+    async def _walk(self, key: int, without: int) -> tuple[int, int]:
+        """Ask node after node where to go next; a silent one is avoided and its giver asked anew."""
+        skip, trail, hops = [without], [self.id], 0
+        node, final = self._choose(key, skip, False)
+        while node != trail[-1]:
+            answer = await self._call(node, Chord.step, key, tuple(skip), final)
+            if answer is None:
+                skip.append(node)
+                self._forget(node)
+                giver = trail[-1]
+                answer = self._choose(key, skip, False) if giver == self.id else await self._call(
+                    giver, Chord.step, key, tuple(skip), False)  # fmt: skip
+                if answer is None:  # the giver is gone as well: begin again
+                    trail, answer, hops = [self.id], self._choose(key, skip, False), 0
+                node, final = answer
+                continue
+            hops += 0 if final else 1
+            trail.append(node)
+            node, final = answer
+        return node, hops
+
+    def _choose(self, key: int, skip: Sequence[int], final: bool) -> tuple[int, bool]:
+        """The next node for a key, and whether it should be the owner; oneself: I own it."""
+        if final:
+            pred = self.pred
+            if pred is None or pred in skip or self._owns(key):
+                return self.id, True
+            return pred, True  # somebody joined before me whom the asking side did not know
+        succ = self.succs[0]
+        if succ in skip:
+            succ = next((node for node in self.succs if node not in skip), self.id)
+        if succ == self.id or self._within(self.id, key, succ):
+            return succ, True
+        # The fingers stand in order of distance, so the last one before the key is the best.
+        at = bisect_left(self.gaps, (key - self.place) % (1 << self.bits)) - 1
+        while at >= 0 and self.near_first[at] in skip:
+            at -= 1
+        best = self.near_first[at] if at >= 0 else succ
+        if self.shortcuts:
+            near = [node for node in self.succs if node not in skip and self._before(node, key)]
+            best = min((best, *near), key=lambda node: self._distance(key, node))
+        return best, False
+
+    # -- upkeep
+
+    async def _stabilise(self) -> None:
+        """Hear from the successor; if somebody stands between, hold on to that one instead."""
+        succ = self.succs[0]
+        if succ == self.id:
+            if self.pred is None or self.pred == self.id:
+                return
+            succ = self.pred  # a ring of one learns of its second node by being notified
+        view = await self._call(succ, Chord.pointers)
+        if not self.joined:
+            return
+        if view is None:
+            self._forget(succ)
+            return
+        self._adopt(succ, view[1])
+        for _ in range(self.successors):
+            closer = view[0]
+            if closer is None or not self._between(self.id, closer, self.succs[0]):
+                break
+            view = await self._call(closer, Chord.pointers)
+            if not self.joined or view is None:
+                break
+            self._adopt(closer, view[1])
+        if self.joined and self.succs[0] != self.id:
+            self.tell(self.succs[0], Chord.notify)
+
+    async def _rectify(self, pred: int, sender: int) -> None:
+        if not await self._call(pred, Chord.alive) and self.pred == pred and self.joined:
+            self._forget(pred)
+            self._set_pred(sender)
+
+    async def _mend_fingers(self) -> None:
+        """Look one finger up each period, from the farthest to the nearest and again."""
+        i = self.bits
+        while True:
+            await self.sleep(self.fix_s)
+            if not self.joined or self.succs[0] == self.id:
+                continue
+            i -= 1
+            start = (self.place + (1 << i)) % (1 << self.bits)
+            if self._within(self.id, start, self.succs[0]):  # this and all nearer are the successor
+                if any(self.fingers.pop(j, None) is not None for j in range(i + 1)):
+                    self._sort_fingers()
+                i = self.bits
+                continue
+            try:
+                owner, _ = await self._find(start, -1)
+            except Refused:
+                continue
+            if self.joined and self.fingers.get(i) != owner:
+                self.fingers[i] = owner
+                self._sort_fingers()
+
+    async def _call(self, peer: int, method: Callable[..., Any], *args: Any) -> Any:
+        """Ask a few times; None when the peer says no or nothing."""
+        for _ in range(self.tries):
+            try:
+                async with self.deadline(self.timeout_s):
+                    return await self.ask(peer, method, *args)
+            except DeadlineExceeded:
+                continue
+            except Refused:
+                return None
+        return None
+
+    # -- pointers
+
+    def _adopt(self, succ: int, its: Sequence[int]) -> None:
+        """Take a successor just heard from, with its list behind it."""
+        self._set_succs([succ, *its])
+
+    def _set_succs(self, nodes: Sequence[int], gone: int = -1) -> None:
+        before = self.succs[:1]
+        kept: list[int] = []
+        for node in nodes:
+            if node == self.id or len(kept) == self.successors:
+                break  # the list has come round to me
+            if node not in kept and node != gone:
+                kept.append(node)
+        self.succs = kept or [self.id]
+        if self.succs[:1] != before:
+            self.emit(successor=self.succs[0])
+
+    def _set_pred(self, node: int | None) -> None:
+        if node != self.pred:
+            self.pred = node
+            self.emit(predecessor=node)
+
+    def _forget(self, node: int) -> None:
+        """Drop a node that does not answer from all pointers; it may notify us again."""
+        if node in self.succs:
+            rest = [other for other in self.succs if other != node]
+            if rest:
+                self._set_succs(rest)
+            else:
+                self._lose_the_ring()
+        if node in self.near_first:
+            self.fingers = {i: other for i, other in self.fingers.items() if other != node}
+            self._sort_fingers()
+        if node == self.pred:
+            self._set_pred(None)
+
+    def _lose_the_ring(self) -> None:
+        """Every successor is gone: take the nearest finger, or join anew."""
+        near = next((other for other in self.near_first if other not in self.succs), None)
+        if near is not None:
+            self._set_succs([near])
+        elif self.joined and len(self.peers):
+            self.joined = False
+            self.spawn(self._enter([]))
+
+    def _sort_fingers(self) -> None:
+        known = {self._distance(place_of(node, self.bits), self.id): node
+                 for node in self.fingers.values() if node != self.id}  # fmt: skip
+        self.gaps = sorted(known)
+        self.near_first = [known[gap] for gap in self.gaps]
+
+    def _must_be_in(self) -> None:
+        if not self.joined:
+            raise Refused(f"node {self.id} is not in the ring")
+
+    # -- arithmetic on the ring
+
+    def _owns(self, key: int) -> bool:
+        assert self.pred is not None
+        return self._within(self.pred, key, self.id)
+
+    def _within(self, a: int, key: int, b: int) -> bool:
+        """Whether a key lies in (a, b] going up the ring, for nodes a and b; all of it if a is b."""
+        size, bits = 1 << self.bits, self.bits
+        low = place_of(a, bits)
+        return 0 < (key - low) % size <= ((place_of(b, bits) - low) % size or size)
+
+    def _between(self, a: int, node: int, b: int) -> bool:
+        """Whether a node lies strictly between two others going up the ring."""
+        return node != b and node != a and self._within(a, place_of(node, self.bits), b)
+
+    def _before(self, node: int, key: int) -> bool:
+        """Whether a node lies strictly between me and a key."""
+        size = 1 << self.bits
+        return 0 < (place_of(node, self.bits) - self.place) % size < (key - self.place) % size
+
+    def _distance(self, key: int, node: int) -> int:
+        """How far a key is up the ring from a node."""
+        return int((key - place_of(node, self.bits)) % (1 << self.bits))
