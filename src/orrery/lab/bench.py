@@ -260,13 +260,6 @@ def simpy_bench(scale: float = 1.0, repeat: int = 3) -> dict[str, float]:
         env.run()
         return 100 * ticks
 
-    def deliver(env: Any, store: Any, value: Any, rng: random.Random) -> Any:
-        """A link: a message is lost, or arrives one latency later."""
-        if rng.random() < LOSS:
-            return
-        yield env.timeout(0.0005)
-        yield store.put(value)
-
     def messages() -> int:
         env, rng, count = simpy.Environment(), random.Random(1), 0
         stores = [simpy.Store(env) for _ in range(100)]
@@ -274,39 +267,39 @@ def simpy_bench(scale: float = 1.0, repeat: int = 3) -> dict[str, float]:
 
         def node(i: int) -> Any:
             nonlocal count
+            inbox, after = stores[i], stores[(i + 1) % 100]
             while True:
-                left = yield stores[i].get()
+                left = yield inbox.get()
                 count += 1
-                if left:
-                    env.process(deliver(env, stores[(i + 1) % 100], left - 1, rng))
+                if left and rng.random() >= LOSS:
+                    yield env.timeout(0.0005)
+                    after.put(left - 1)
 
         for i in range(100):
             env.process(node(i))
-            env.process(deliver(env, stores[(i + 1) % 100], hops, rng))
+            stores[i].put(hops)
         env.run()
         return count
 
     def phold() -> int:
         env, rng, count = simpy.Environment(), random.Random(1), 0
         stores = [simpy.Store(env) for _ in range(100)]
-        until = 0.1 * scale
-
-        def think() -> Any:
-            yield env.timeout(rng.expovariate(1000.0))
-            if env.now < until:
-                yield from deliver(env, stores[rng.randrange(100)], 0, rng)
+        until = 0.3 * scale
 
         def node(i: int) -> Any:
             nonlocal count
             while True:
                 yield stores[i].get()
                 count += 1
-                env.process(think())
+                # Thinking and travelling are one wait: fewer events for the same times.
+                yield env.timeout(rng.expovariate(1000.0) + 0.0005)
+                if env.now < until and rng.random() >= LOSS:
+                    stores[rng.randrange(100)].put(0)
 
         for i in range(100):
             env.process(node(i))
             for _ in range(4):
-                env.process(deliver(env, stores[rng.randrange(100)], 0, rng))
+                stores[rng.randrange(100)].put(0)
         env.run()
         return count
 
@@ -318,16 +311,19 @@ def simpy_bench(scale: float = 1.0, repeat: int = 3) -> dict[str, float]:
         def server(i: int) -> Any:
             while True:
                 value, answer = yield stores[i].get()
-                env.process(deliver(env, answer, 2 * value, rng))
+                yield env.timeout(0.0005)
+                if rng.random() >= LOSS:
+                    answer.succeed(2 * value)
 
         def client(i: int) -> Any:
             nonlocal count
             for k in range(each):
-                answer = simpy.Store(env)
-                env.process(deliver(env, stores[i ^ 1], (k, answer), rng))
-                got = answer.get()
-                yield got | env.timeout(1.0)
-                count += got.triggered
+                answer = env.event()
+                yield env.timeout(0.0005)
+                if rng.random() >= LOSS:
+                    stores[i ^ 1].put((k, answer))
+                yield answer | env.timeout(1.0)
+                count += answer.triggered
 
         for i in range(100):
             env.process(server(i))

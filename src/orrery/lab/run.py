@@ -12,6 +12,7 @@ from orrery.base.errors import UsageError, did_you_mean
 from orrery.parts.monitor import Monitor
 from orrery.parts.node import Node
 from orrery.parts.problem import Metric, Outcome, Problem, Record, Violation
+from orrery.parts.swarm import Swarm
 
 if TYPE_CHECKING:
     from orrery.world import World
@@ -74,7 +75,7 @@ def run(
             raise UsageError("run() needs a world; for example world=World.lan(5)")
         world = problem.world()
     roles = _roles(part, problem, world)
-    made = _engine(engine)(
+    made = _engine(engine, part)(
         roles, world=world, problem=problem, part=part, seed=seed, monitors=monitors, **options
     )
     return judge(made.run(until_s), problem, monitors)
@@ -137,10 +138,18 @@ def _roles(part: Any, problem: Problem | None, world: World) -> Mapping[str, Any
         return part
     if isinstance(part, Node):
         return {"node": part}
+    if isinstance(part, Swarm):
+        return {}
     raise UsageError(f"a {type(part).__name__} cannot run alone; name the problem that hosts it")
 
 
-def _engine(name: str) -> Any:
+def _engine(name: str, part: Any) -> Any:
+    if isinstance(part, Swarm):
+        if name != "virtual":
+            raise UsageError(f"a swarm runs on the virtual engine, not on {name!r}")
+        from orrery.engines.virtual.swarm import SwarmEngine
+
+        return SwarmEngine
     if name == "virtual":
         from orrery.engines.virtual.engine import Engine
 

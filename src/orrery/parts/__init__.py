@@ -7,9 +7,11 @@ from orrery.parts.node import Node
 from orrery.parts.problem import Driver, Metric, Outcome, Problem, Record, Violation
 from orrery.parts.rpc import rpc
 from orrery.parts.shapes import Estimator, Policy, Routine, Work, cost
+from orrery.parts.swarm import Mail, Swarm
+from orrery.parts.worker import Worker
 
 __all__ = [
-    "Cancelled", "Count", "DeadlineExceeded", "Driver", "Estimator", "Fraction", "Metric",
+    "Cancelled", "Count", "DeadlineExceeded", "Driver", "Estimator", "Fraction", "Mail", "Metric",
     "Monitor", "Node", "NonNegative", "Outcome", "Part", "Policy", "Positive", "Problem",
-    "Record", "Refused", "Routine", "Violation", "Whole", "Work", "cost", "rpc",
+    "Record", "Refused", "Routine", "Swarm", "Violation", "Whole", "Work", "Worker", "cost", "rpc",
 ]  # fmt: skip

@@ -27,7 +27,7 @@ enum { TIMER = 0, MESSAGE = 1, CALL = 2, DEADLINE = 3, READY = 4 };
 
 /* Borrowed for the life of the module from the Python modules that define them. */
 static PyObject *PartError, *Refused, *Cancelled, *DeadlineExceeded;
-static PyObject *py_size_of, *py_drive;
+static PyObject *py_size_of, *py_drive, *py_below;
 static PyObject *str_update, *str_arguments, *str_close, *str_send, *str_throw;
 
 typedef struct KernelObject KernelObject;
@@ -39,6 +39,7 @@ typedef struct {
     KernelObject *kernel;
     PyObject *id;
     PyObject *slots; /* rpc method -> Slot, shared by the hosts of one class */
+    PyObject *rng;   /* made when first asked for, forgotten in a crash */
     TaskObject *tasks, *last_task;
     int index;
 } HostObject;
@@ -187,7 +188,7 @@ struct KernelObject {
     Py_ssize_t rhead, rcount, rroom;
     TaskObject *current; /* borrowed: the task being run, or NULL */
     PyObject *hosts, *state, *side, *special;
-    PyObject *failure, *resolve, *on_emit, *trace, *hasher, *hook, *wire, *link_of;
+    PyObject *failure, *resolve, *on_emit, *trace, *hasher, *hook, *wire, *link_of, *make_rng;
     PyObject *class_slots;
     int64_t digest[DIGEST_WORDS];
     Py_ssize_t digested;
@@ -542,7 +543,7 @@ static inline int state_of(KernelObject *k, int index)
     return PyByteArray_AS_STRING(k->state)[index];
 }
 
-static int64_t in_order(KernelObject *k, uint64_t key, int64_t when, int64_t extra)
+static int64_t in_order(KernelObject *k, uint64_t key, int64_t when)
 {
     Cell *cell = table_find(&k->last, key);
     if (!cell) {
@@ -551,10 +552,9 @@ static int64_t in_order(KernelObject *k, uint64_t key, int64_t when, int64_t ext
         cell->a = when;
         return when;
     }
-    if (when <= cell->a && !extra)
+    if (when <= cell->a)
         when = cell->a + 1;
-    if (when > cell->a)
-        cell->a = when;
+    cell->a = when;
     return when;
 }
 
@@ -617,8 +617,8 @@ static int travel(KernelObject *k, int src, int dst, int64_t size, int64_t extra
     *when = sent + latency + extra;
     if (k->mode == 2)
         *when = (k->now / k->round_ns + 1) * k->round_ns - 1 + extra;
-    else if (k->fifo && jitter) {
-        *when = in_order(k, (uint64_t)src << 32 | (uint32_t)dst, *when, extra);
+    else if (k->fifo && jitter && !extra) { /* what a fault delays may be overtaken */
+        *when = in_order(k, (uint64_t)src << 32 | (uint32_t)dst, *when);
         if (*when < 0)
             return -1;
     }
@@ -964,7 +964,7 @@ static int park(KernelObject *k, TaskObject *t, PyObject *wanted)
             bad = ready_add(k, t, t->gen, NULL, NULL);
     } else {
         PyObject *text = PyUnicode_FromFormat(
-            "a node awaited %R, which is not of this engine; await only what self.… gives "
+            "a node awaited %R, which is not of this engine; await only what self gives "
             "(no asyncio, no threads)", wanted);
         PyObject *error = text ? PyObject_CallOneArg(PartError, text) : NULL;
         Py_XDECREF(text);
@@ -1439,6 +1439,7 @@ static PyObject *kernel_kill(KernelObject *k, PyObject *arg)
     if (found == Py_None)
         Py_RETURN_NONE;
     HostObject *host = (HostObject *)found;
+    Py_CLEAR(host->rng);
     while (host->tasks) {
         TaskObject *t = host->tasks;
         Py_INCREF(t);
@@ -1657,8 +1658,9 @@ static int kernel_init(KernelObject *k, PyObject *args, PyObject *kwargs)
         if (PyErr_Occurred())
             return -1;
     }
-    PyObject **fields[] = {&k->failure, &k->trace, &k->hook, &k->wire, &k->link_of};
-    for (int i = 0; i < 5; i++) {
+    PyObject **fields[] = {&k->failure, &k->trace,   &k->hook,
+                           &k->wire,    &k->link_of, &k->make_rng};
+    for (int i = 0; i < 6; i++) {
         Py_INCREF(Py_None);
         *fields[i] = Py_None;
     }
@@ -1689,6 +1691,7 @@ static int kernel_traverse(KernelObject *k, visitproc visit, void *arg)
     Py_VISIT(k->hook);
     Py_VISIT(k->wire);
     Py_VISIT(k->link_of);
+    Py_VISIT(k->make_rng);
     Py_VISIT(k->class_slots);
     for (Py_ssize_t i = 0; i < k->rcount; i++) {
         ReadyEntry *r = &k->ready[(k->rhead + i) % k->rroom];
@@ -1740,6 +1743,7 @@ static int kernel_clear(KernelObject *k)
     Py_CLEAR(k->hook);
     Py_CLEAR(k->wire);
     Py_CLEAR(k->link_of);
+    Py_CLEAR(k->make_rng);
     Py_CLEAR(k->class_slots);
     return 0;
 }
@@ -1800,6 +1804,7 @@ static PyMemberDef kernel_members[] = {
     {"on_emit", T_OBJECT_EX, K(on_emit), 0, NULL},
     {"hook", T_OBJECT_EX, K(hook), 0, NULL},
     {"link_of", T_OBJECT_EX, K(link_of), 0, NULL},
+    {"make_rng", T_OBJECT_EX, K(make_rng), 0, NULL},
     {"stopped", T_INT, K(stopped), READONLY, NULL},
     {"mode", T_INT, K(mode), 0, NULL},
     {"immune", T_INT, K(immune), 0, NULL},
@@ -2717,6 +2722,15 @@ static PyObject *host_now(HostObject *h, void *unused)
     return k ? PyFloat_FromDouble((double)k->now / 1e9) : NULL;
 }
 
+static PyObject *host_rng(HostObject *h, void *unused)
+{
+    KernelObject *k = running(h);
+    if (k && !h->rng)
+        h->rng = PyObject_CallFunction(k->make_rng, "i", h->index);
+    Py_XINCREF(h->rng);
+    return k ? h->rng : NULL;
+}
+
 static PyObject *host_sleep(HostObject *h, PyObject *arg)
 {
     int64_t ns = duration(arg, "sleep");
@@ -2889,6 +2903,7 @@ static int host_traverse(HostObject *h, visitproc visit, void *arg)
     Py_VISIT(h->kernel);
     Py_VISIT(h->id);
     Py_VISIT(h->slots);
+    Py_VISIT(h->rng);
     for (TaskObject *t = h->tasks; t; t = t->next)
         Py_VISIT(t);
     return 0;
@@ -2899,6 +2914,7 @@ static int host_clear(HostObject *h)
     while (h->tasks)
         task_unlink(h->tasks);
     Py_CLEAR(h->slots);
+    Py_CLEAR(h->rng);
     return 0;
 }
 
@@ -2929,7 +2945,9 @@ static PyMemberDef host_members[] = {
     {"_kernel", T_OBJECT_EX, offsetof(HostObject, kernel), READONLY, NULL},
     {NULL}};
 
-static PyGetSetDef host_getset[] = {{"now", (getter)host_now, NULL, NULL, NULL}, {NULL}};
+static PyGetSetDef host_getset[] = {{"now", (getter)host_now, NULL, NULL, NULL},
+                                    {"rng", (getter)host_rng, NULL, NULL, NULL},
+                                    {NULL}};
 
 static PyTypeObject HostType = {
     PyVarObject_HEAD_INIT(NULL, 0).tp_name = "orrery.engines.virtual._kernel.Host",
@@ -2984,6 +3002,17 @@ static PyObject *stream_small(StreamObject *s, PyObject *arg)
     return PyLong_FromUnsignedLongLong(mul_high(stream_next(s), n));
 }
 
+static PyObject *stream_below(StreamObject *s, PyObject *arg)
+{
+    int over;
+    long long n = PyLong_AsLongLongAndOverflow(arg, &over);
+    if (n == -1 && !over && PyErr_Occurred())
+        return NULL;
+    if (over || n <= 0) /* the Python method takes big numbers, and tells the fix for bad ones */
+        return PyObject_CallFunctionObjArgs(py_below, (PyObject *)s, arg, NULL);
+    return PyLong_FromUnsignedLongLong(mul_high(stream_next(s), (uint64_t)n));
+}
+
 static PyObject *stream_choice(StreamObject *s, PyObject *seq)
 {
     Py_ssize_t n = PyObject_Length(seq);
@@ -3023,6 +3052,7 @@ static PyMethodDef stream_methods[] = {
     {"word", (PyCFunction)stream_word, METH_NOARGS, NULL},
     {"random", (PyCFunction)stream_random, METH_NOARGS, NULL},
     {"small", (PyCFunction)stream_small, METH_O, NULL},
+    {"below", (PyCFunction)stream_below, METH_O, NULL},
     {"choice", (PyCFunction)stream_choice, METH_O, NULL},
     {"uniform", (PyCFunction)(void (*)(void))stream_uniform, METH_FASTCALL, NULL},
     {"expovariate", (PyCFunction)(void (*)(void))stream_expovariate, METH_FASTCALL, NULL},
@@ -3073,6 +3103,10 @@ PyMODINIT_FUNC PyInit__kernel(void)
         !(py_size_of = fetch("orrery.base.codec", "size_of")) ||
         !(py_drive = fetch("orrery.engines.virtual.kernel_py", "_drive")))
         return NULL;
+    PyObject *draws = fetch("orrery.base.rand", "Draws");
+    if (!draws || !(py_below = PyObject_GetAttrString(draws, "below")))
+        return NULL;
+    Py_DECREF(draws);
     str_update = PyUnicode_InternFromString("update");
     str_arguments = PyUnicode_InternFromString("arguments");
     str_close = PyUnicode_InternFromString("close");

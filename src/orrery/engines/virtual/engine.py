@@ -12,7 +12,7 @@ import traceback
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from orrery.base.errors import PartError
+from orrery.base.errors import PartError, UsageError
 from orrery.base.rand import key_of
 from orrery.base.units import FOREVER_NS, to_ns
 from orrery.engines.bind import bound_class, cast
@@ -45,6 +45,8 @@ class Engine:
         wire: bool = False,
         trace: bool = False,
         kernel: str | None = None,
+        schedule: Sequence[int] | None = None,
+        choose: Callable[[Any], int] | None = None,
         on_log: Callable[[float, int, str], None] | None = None,
     ) -> None:
         self.world = world
@@ -55,7 +57,8 @@ class Engine:
         self.cast = cast(roles, world)
         self.size = len(self.cast) if roles else world.size
         self.wiring = world.wiring()
-        self.kernel_module = kernels.load(kernel)
+        chosen = world.network.model == "chosen" or kernel == "chosen"
+        self.kernel_module = kernels.load("chosen" if chosen else kernel)
         self.incarnations: dict[int, int] = {}
         self.records: list[Record] = []
         self.violations: list[Violation] = []
@@ -68,6 +71,11 @@ class Engine:
         self.kernel = self.kernel_module.Kernel(
             hosts, [key_of(seed, i, "net") for i in range(hosts)], self.hasher, resolve, self._emit
         )
+        self.kernel.make_rng = self.stream
+        if chosen:
+            self._choose(schedule, choose)
+        elif schedule is not None:
+            raise UsageError("a schedule needs a world of chosen order: World.chosen(n)")
         net.configure(self)
         if wire:
             self.kernel.wire = net.wire_codec(self.kernel_module)
@@ -83,6 +91,15 @@ class Engine:
         self._bind()
 
     # -- building
+
+    def _choose(
+        self, schedule: Sequence[int] | None, choose: Callable[[Any], int] | None
+    ) -> None:
+        module: Any = self.kernel_module
+        if choose is None:
+            by_script = schedule is not None
+            choose = module.by_script(schedule) if by_script else module.by_seed(self.seed)
+        self.kernel.choose = choose
 
     def _bind(self) -> None:
         base = host_class(self.kernel_module)
@@ -181,7 +198,7 @@ class Engine:
         if ended == "stopped" and self.drive_ended:
             ended = "driven"
         self._find_stuck(ended)
-        self._close()
+        self.close()
         return self._outcome(ended)
 
     def _start_drive(self, problem: Problem) -> None:
@@ -209,11 +226,16 @@ class Engine:
                 message=f"{who} asked node {asked} for {method!r} and can never be answered; "
                         "wrap the ask in deadline(s)"))  # fmt: skip
 
-    def _close(self) -> None:
+    def close(self) -> None:
         """End what still waits, so that no coroutine outlives its run."""
         for index, host in enumerate(self.kernel.hosts):
             if host is not None:
                 self.kernel.kill(index)
+
+    def _choices(self) -> dict[str, Any]:
+        """The schedule of a run in chosen order, so that it can be replayed."""
+        made = getattr(self.kernel, "choices", None)
+        return {} if made is None else {"schedule": list(made)}
 
     def _outcome(self, ended: str) -> Outcome:
         kernel = self.kernel
@@ -227,6 +249,7 @@ class Engine:
             energy_J=energy_J, money=money + self.store.bill(),
             digest=self.hasher.hexdigest(), spans=kernel.trace or [],
             violations=self.violations,
-            extra={"kernel": self.kernel_module.NAME, "transfers": self.flows.count,
-                   "transfer_bytes": self.flows.bytes, "incarnations": dict(self.incarnations)},
+            extra={"kernel": self.kernel_module.NAME, **self._choices(), "transfers": self.flows.count,
+                   "transfer_bytes": self.flows.bytes, "incarnations": dict(self.incarnations),
+                   **self.faults.extra(), **self.devices.extra()},
         )  # fmt: skip

@@ -38,8 +38,8 @@ class GatedWiring:
     def capacity_Bps(self) -> npt.NDArray[np.float64]:
         return self._gates.capacities()
 
-    def path(self, src: int, dst: int) -> tuple[int, ...]:
-        path: tuple[int, ...] = self._wiring.path(src, dst)
+    def bulk_path(self, src: int, dst: int) -> tuple[int, ...]:
+        path: tuple[int, ...] = self._wiring.bulk_path(src, dst)
         return path + self._gates.on_the_way(src, dst) if path else path
 
 

@@ -67,13 +67,6 @@ class HostMethods:
     def members(self, role: str) -> Sequence[int]:
         return self._engine.world.members(role)
 
-    @property
-    def rng(self) -> Any:
-        rng = self.__dict__.get("_rng")
-        if rng is None:
-            rng = self.__dict__["_rng"] = self._engine.stream(self._index)
-        return rng
-
     def clock(self) -> float:
         return self._engine.clocks.read(self._index, self._engine.kernel.now)
 
@@ -93,6 +86,25 @@ class HostMethods:
     async def receive(self, peer: int, tag: str = "") -> Any:
         """The next array that `peer` transferred under `tag`."""
         return await self._engine.flows.inbox(self._index, peer, tag).get()
+
+    # -- collectives
+
+    def fellows(self) -> Sequence[int]:
+        """The nodes that run the same part as this one."""
+        bound = type(self)  # one for each part, so that its nodes share the answer
+        found: Sequence[int] | None = bound.__dict__.get("_fellows")
+        if found is None:
+            cast = self._engine.cast
+            part = cast[self._index][1]
+            found = tuple(node for node, (_, other) in enumerate(cast) if other is part)
+            bound._fellows = found  # type: ignore[attr-defined]
+        return found
+
+    def tap(self, phase: str, kind: str, tag: str, data: Any) -> None:
+        """Show every monitor what enters ("before") or leaves ("after") a collective."""
+        for monitor in self._engine.monitors:
+            see = monitor.before_collective if phase == "before" else monitor.after_collective
+            see(self.now, self.id, kind, tag, data)
 
     # -- compute
 

@@ -16,10 +16,14 @@ from orrery.engines.virtual import kernel_py
 def load(name: str | None = None) -> ModuleType:
     """The kernel module called `name` ("c", "python"), or the best there is."""
     wanted = name or os.environ.get("ORRERY_KERNEL", "")
-    if wanted not in ("", "c", "python"):
+    if wanted not in ("", "c", "python", "chosen"):
         raise UsageError(f'no kernel {wanted!r}; use "c" or "python"')
     if wanted == "python":
         return kernel_py
+    if wanted == "chosen":
+        from orrery.engines.virtual import chosen
+
+        return chosen
     try:
         from orrery.engines.virtual import _kernel
     except ImportError as error:

@@ -9,9 +9,8 @@ to it. The waits are in `waits_py`, the network in `sending_py`.
 
 from __future__ import annotations
 
-import sys
+import struct
 import types
-from array import array
 from collections import deque
 from collections.abc import Callable, Generator
 from heapq import heapify, heappop, heappush
@@ -48,12 +47,20 @@ class Host:
     """What a bound node has of the kernel: time, messages, tasks."""
 
     # Slots, so that a crash can wipe the instance's dictionary and keep its identity.
-    __slots__ = ("_index", "_kernel", "_tasks", "id")
+    __slots__ = ("_index", "_kernel", "_rng", "_tasks", "id")
 
     _kernel: Kernel
     _index: int
     _tasks: dict[Task, None]
+    _rng: Any  # made when first asked for, forgotten in a crash
     id: int
+
+    @property
+    def rng(self) -> Any:
+        rng = self._rng
+        if rng is None:
+            rng = self._rng = self._kernel.make_rng(self._index)
+        return rng
 
     @property
     def now(self) -> float:
@@ -68,11 +75,11 @@ class Host:
     def tell(self, peer: int, method: Any, *args: Any, **kwargs: Any) -> None:
         kernel = self._kernel
         index = self._index
-        if kernel.state[index] == DEAD:
+        if not kernel.state[index]:  # dead: only its clean-up still speaks
             return
         try:
-            slot = kernel.host_slots[peer if peer >= 0 else -1 - len(kernel.hosts)][method]
-        except (KeyError, IndexError, TypeError):
+            slot = kernel.host_slots[peer][method]
+        except (KeyError, TypeError):
             slot = kernel.slot(peer, method)
         if kwargs or len(args) != slot.n_params:
             args = slot.rpc.arguments(args, kwargs)
@@ -98,7 +105,10 @@ class Host:
             free = nic_free[index]
             if free > now:
                 when = free
-            nic_free[index] = when = when + int(size * ns_per_byte)
+            busy = kernel.busy_ns.get(size)
+            if busy is None:
+                busy = kernel.busy_ns[size] = int(size * ns_per_byte)
+            nic_free[index] = when = when + busy
         kernel.seq = seq = kernel.seq + 1
         when += latency
         entry = (seq, MESSAGE, index, peer, slot, args, None, False, size, now)
@@ -181,6 +191,7 @@ class Kernel(Sending):
         self.stopped = False
         self.halted = False  # stopped or failed: one flag for the loop to look at
         self.on_emit = on_emit
+        self.make_rng: Callable[[int], Any] = lambda index: Stream(0, index, "node")
         self.trace: list[Any] | None = None
         self._hasher = hasher
         self._buffer: list[int] = []
@@ -189,6 +200,7 @@ class Kernel(Sending):
         self._paused: dict[int, list[Any]] = {}
         # The constants of a network on which every message travels alike, or None.
         self.plain: tuple[int, int, int, float] | None = None
+        self.busy_ns: dict[int, int] = {}  # size -> how long it keeps the line, on that network
 
     # -- identity and life of hosts
 
@@ -196,6 +208,7 @@ class Kernel(Sending):
         host._kernel = self
         host._index = index
         host._tasks = {}
+        host._rng = None
         host.id = public_id
         self.hosts[index] = host
         self.host_slots[index] = self.class_slots.setdefault(type(host), {})
@@ -214,6 +227,7 @@ class Kernel(Sending):
         self._paused.pop(index, None)
         if host is None:
             return
+        host._rng = None
         tasks, host._tasks = list(host._tasks), {}
         for task in tasks:
             task.gen += 1
@@ -286,10 +300,7 @@ class Kernel(Sending):
     def digest_flush(self) -> None:
         self._delivered += len(self._buffer) // 6
         self._count_sizes()
-        words = array("q", self._buffer)
-        if sys.byteorder == "big":
-            words.byteswap()
-        self._hasher.update(words.tobytes())
+        self._hasher.update(struct.pack(f"<{len(self._buffer)}q", *self._buffer))
         self._buffer.clear()
 
     # -- the loop
@@ -302,6 +313,7 @@ class Kernel(Sending):
             # The driver is never told anything, but its own messages are not lost.
             and (not self.drop32 or self.hosts[-1] is None or self.immune >= len(self.hosts))
         )  # fmt: skip
+        self.busy_ns = {}
         self.plain = (
             (self.header + 4, self.latency_ns, self.drop32, self.ns_per_byte) if plain else None
         )
@@ -346,7 +358,7 @@ class Kernel(Sending):
         """Everything of one instant, in order; the bucket may grow meanwhile. How many ran."""
         ready, state, hosts, buffer = self.ready, self.state, self.hosts, self._buffer
         watched = self.trace is not None or self.wire is not None
-        events = self.events
+        events, alive = self.events, ALIVE
         done = 0
         for entry in bucket:
             done += 1
@@ -354,7 +366,7 @@ class Kernel(Sending):
             if what == MESSAGE:
                 seq, _, src, dst, slot, args, call, is_reply, size, sent = entry
                 self.now = when
-                if state[dst] != ALIVE:
+                if state[dst] != alive:
                     self._not_alive(dst, entry)
                     continue
                 events += 1
@@ -362,7 +374,6 @@ class Kernel(Sending):
                     self._deliver(seq, src, dst, slot, args, call, is_reply, size, sent)
                 else:  # a handler that never waits and wants no sender: the common short path
                     buffer.extend((when, seq, src, dst, slot.mark, size))
-                    self.current = None
                     try:
                         result = slot.fn(hosts[dst], *args)
                     except Exception as error:
@@ -375,7 +386,7 @@ class Kernel(Sending):
                 if task.gen != entry[3]:
                     continue
                 index = task.host._index
-                if state[index] != ALIVE:
+                if state[index] != alive:
                     self._not_alive(index, entry)
                     continue
                 self.now = when
@@ -516,7 +527,7 @@ class Kernel(Sending):
         except AttributeError:
             self._end(task, None, PartError(
                 f"a node awaited {wanted!r}, which is not of this engine; await only what "
-                "self.… gives (no asyncio, no threads)"))  # fmt: skip
+                "self gives (no asyncio, no threads)"))  # fmt: skip
             task.coro.close()
             return
         park(task)

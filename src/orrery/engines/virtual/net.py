@@ -82,6 +82,7 @@ class Transfers:
         self._net: FlowNet | None = None  # built when the first transfer starts
         self._timer: Any = None
         self._timer_ns = FOREVER_NS
+        self._settling = False
         self._inboxes: dict[tuple[int, int, str], Any] = {}
         self._open: dict[int, tuple[int, int]] = {}  # flow -> (source, destination)
         self.bytes = 0
@@ -106,7 +107,7 @@ class Transfers:
         latency_ns = 0
         links: tuple[int, ...] = ()
         if src != dst and src < engine.size and dst < engine.size:
-            links = tuple(engine.wiring.path(src, dst))
+            links = tuple(engine.wiring.bulk_path(src, dst))
             latency_ns = to_ns(engine.wiring.latency(src, dst))
         if not links or not array.nbytes:
             kernel.call_at(
@@ -119,7 +120,7 @@ class Transfers:
                 (src, dst, tag, array, arrived, latency_ns),
             )  # fmt: skip
             self._open[flow] = (src, dst)
-            self._schedule()
+            self._settle_soon()
         await arrived.wait()
 
     @property
@@ -128,8 +129,15 @@ class Transfers:
             self._net = FlowNet(self._engine.wiring.capacity_Bps)
         return self._net
 
-    def _schedule(self) -> None:
+    def _settle_soon(self) -> None:
+        """Solve once for all that changes in this instant: n flows that start together cost one."""
+        if not self._settling:
+            self._settling = True
+            self._engine.kernel.call_at(self._engine.kernel.now, self._settle)
+
+    def _settle(self) -> None:
         """Keep exactly one kernel event, at the next completion."""
+        self._settling = False
         due = self.net.next_ns()
         if due == self._timer_ns and self._timer is not None:
             return
@@ -151,7 +159,7 @@ class Transfers:
                 kernel.now + latency_ns,
                 lambda s=src, d=dst, t=tag, a=array, e=arrived: self._arrive(s, d, t, a, e),
             )
-        self._schedule()
+        self._settle_soon()
 
     def _arrive(self, src: int, dst: int, tag: str, array: Any, arrived: Any) -> None:
         if self._engine.kernel.state[dst]:
@@ -167,11 +175,11 @@ class Transfers:
             del self._open[flow]
             self.net.cancel(self._engine.kernel.now, flow)
         if gone:
-            self._schedule()
+            self._settle_soon()
 
     def set_link(self, link: int, capacity_Bps: float) -> None:
         """A fault changes what a link can carry."""
         self.net.set_capacity(self._engine.kernel.now, link, capacity_Bps)
-        self._schedule()
+        self._settle_soon()
 
 

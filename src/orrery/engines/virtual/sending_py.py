@@ -56,7 +56,7 @@ class Sending:
         self.resolve = resolve
         # One table of rpc method -> Slot per class, found by the index of any of its hosts.
         self.class_slots: dict[type, dict[Any, Slot]] = {}
-        self.host_slots: list[dict[Any, Slot]] = [{} for _ in range(hosts)]
+        self.host_slots: dict[int, dict[Any, Slot]] = {}
         self.net_keys = list(net_keys)
         self.net_counts = [0] * hosts
         self._draws: list[list[int]] = [[] for _ in range(hosts)]
@@ -179,8 +179,8 @@ class Sending:
             if mode == 2:
                 # The messages of a round arrive in its last nanosecond, before the next begins.
                 when = (now // self.round_ns + 1) * self.round_ns - 1 + extra_ns
-            elif jitter and self.fifo:
-                when = self._in_order(src << 32 | dst, when, extra_ns)
+            elif jitter and self.fifo and not extra_ns:  # what a fault delays may be overtaken
+                when = self._in_order(src << 32 | dst, when)
         self.seq = seq = self.seq + 1
         self.push(when, (seq, MESSAGE, src, dst, slot, args, call, is_reply, size, now))
 
@@ -210,14 +210,13 @@ class Sending:
             link = self._links[key] = self.link_of(src, dst)
         return link
 
-    def _in_order(self, key: int, when: int, extra_ns: int) -> int:
-        """No message overtakes an earlier one of the same pair, unless a fault says so."""
+    def _in_order(self, key: int, when: int) -> int:
+        """No message overtakes an earlier one of the same pair."""
         last = self._last
         before = last.get(key, -1)
-        if when <= before and not extra_ns:
+        if when <= before:
             when = before + 1
-        if when > before:
-            last[key] = when
+        last[key] = when
         if len(last) > self._last_limit:  # pairs with nothing in flight need no memory
             now = self.now
             self._last = {k: t for k, t in last.items() if t > now}
@@ -225,7 +224,6 @@ class Sending:
         return when
 
     def _grow_network(self, net_key: int) -> None:
-        self.host_slots.append({})
         self.net_keys.append(net_key)
         self.net_counts.append(0)
         self._draws.append([])
