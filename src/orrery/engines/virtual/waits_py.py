@@ -64,16 +64,12 @@ class Task:
             self.joiners = []
         self.joiners.append((waiter, waiter.gen))
 
-    @types.coroutine
-    def _wait(self) -> Generator[Any, Any, Any]:
+    def __await__(self) -> Generator[Any, Any, Any]:
         if self.state == 0:
             yield self
         if self.error is not None:
             raise self.error
         return self.value
-
-    def __await__(self) -> Any:
-        return self._wait().__await__()  # type: ignore[attr-defined]
 
 
 class Call:
