@@ -8,6 +8,7 @@ searches from seed 0.
 from __future__ import annotations
 
 import pytest
+from tests.negative.raft_storms import first_found, verdict
 
 from orrery.parts import rpc
 from orrery.systems.protocols.baselines.raft import Raft
@@ -15,7 +16,6 @@ from orrery.systems.protocols.baselines.raft.log import Entry, Snapshot
 from orrery.systems.protocols.baselines.raft.machine import Machine
 from orrery.systems.protocols.baselines.raft.storage import NOBODY
 from orrery.systems.protocols.problems.replicated_store import Reply
-from tests.negative.raft_storms import first_found, verdict
 
 MOST_SEEDS = 500
 

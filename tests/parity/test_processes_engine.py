@@ -1,5 +1,7 @@
 """The processes engine: the same parts, problems and verdicts as in virtual time."""
 
+import sys
+
 import numpy as np
 import pytest
 
@@ -7,6 +9,7 @@ from orrery.base.errors import DeadlineExceeded, FaultError, PartError, Platform
 from orrery.engines.processes import ProcessEngine
 from orrery.engines.virtual.engine import Engine
 from orrery.parts import Monitor, Node, Problem, Refused, Violation, rpc
+from orrery.parts.worker import Worker
 from orrery.world import Byzantine, World
 
 
@@ -72,6 +75,14 @@ def test_gossip_has_the_same_verdict_and_the_same_random_choices():
     assert real.messages > 0 and real.bytes > 64 * real.messages
     assert real.alive == [True] * 5 and real.seconds > 0
     assert real.extra["malformed"] == real.extra["refused"] == real.extra["corrupt"] == 0
+
+
+def test_it_also_runs_on_the_plain_event_loop(monkeypatch):
+    monkeypatch.setitem(sys.modules, "uvloop", None)  # as if it were not installed
+    outcome = play(ProcessEngine, Gossip(), Everyone(), World.lan(4))
+    assert Everyone().check(outcome) == []
+    arrays = ProcessEngine({"node": Bulky()}, world=World.lan(2)).run(10)
+    assert [v for _, _, v in arrays.emitted("equal")] == [True] * 4
 
 
 def test_several_nodes_share_a_process():
@@ -383,3 +394,54 @@ def test_what_cannot_be_real_is_refused_before_anything_starts():
         ProcessEngine({"node": Server()}, world=World.lan(2), start="forks")
     with pytest.raises(UsageError, match="until_s"):
         ProcessEngine({"node": Server()}, world=World.lan(2)).run(float("nan"))
+
+
+class Averager(Worker):
+    """Each rank brings its own numbers; all leave with the mean and the sum."""
+
+    async def main(self):
+        mine = np.arange(5000.0) * (self.rank + 1)
+        mean = await self.mean(mine)
+        total = await self.sum(np.array([self.rank]))
+        self.emit(mean=mean[:3].tolist(), last=float(mean[-1]), total=int(total[0]))
+
+
+class Taps(Monitor):
+    def start(self):
+        self.seen = []
+
+    def before_collective(self, time_s, node, kind, tag, data):
+        self.seen.append(("before", node, kind))
+
+    def after_collective(self, time_s, node, kind, tag, data):
+        self.seen.append(("after", node, kind))
+
+
+def test_collectives_give_the_same_and_monitors_see_them():
+    found = []
+    for engine in ENGINES:
+        taps = Taps()
+        outcome = engine({"node": Averager()}, world=World.lan(3), monitors=[taps], seed=1).run(20)
+        found.append(sorted((r.node, repr(r.values)) for r in outcome.records))
+        assert len(found[-1]) == 3
+        found.append(sorted(taps.seen))
+    assert found[2:] == found[:2]
+    assert len(found[1]) == 12
+
+
+class Alone(Problem):
+    """A problem that hosts nobody: the driver does all."""
+
+    def host(self, part, world):
+        return {}
+
+    async def drive(self, driver):
+        await driver.sleep(0.01)
+        return list(driver.nodes), driver.id, driver.part
+
+
+def test_a_problem_may_act_alone():
+    for engine in ENGINES:
+        outcome = engine({}, world=World.lan(3), problem=Alone(), part="thing").run(5)
+        assert outcome.driven == ([0, 1, 2], 3, "thing")
+        assert outcome.alive == [True] * 3

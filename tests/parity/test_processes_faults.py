@@ -1,7 +1,7 @@
 """Faults on real processes: each one fires, has its effect, and the effect is absent without it."""
 
 import os
-import signal
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -23,6 +23,7 @@ from orrery.world import (
     DomainLoss,
     Drop,
     Duplicate,
+    Group,
     Hang,
     MisdirectedWrite,
     NicFlap,
@@ -30,6 +31,7 @@ from orrery.world import (
     Pause,
     PowerCap,
     PriceJump,
+    RandomCrashes,
     Reorder,
     Slow,
     SpotReclaim,
@@ -86,7 +88,7 @@ def test_sigkill_and_restart_keep_what_was_synced():
         outcome = engine({"node": Diary()}, world=world, problem=problem, seed=5).run(10)
         acknowledged, recalled = outcome.driven
         assert set(acknowledged) <= set(recalled)
-        assert len(acknowledged) > 2
+        assert acknowledged
         assert [v for _, n, v in outcome.emitted("again") if n == 0] == [0, 1]
         picks = [v for _, n, v in outcome.emitted("pick") if n == 0]
         assert len(set(picks)) == 2  # fresh numbers after the restart, the same in both engines
@@ -115,29 +117,34 @@ class Ticker(Node):
     def heard(self) -> list[int]:
         return self.pings
 
+    @rpc
+    def ticked(self) -> int:
+        return self.ticks
+
     async def main(self):
+        self.ticks = 0
         for number in range(40):
             await self.sleep(0.01)
+            self.ticks += 1
             self.emit(tick=number, clock=self.clock())
             if self.id == 0:
                 self.tell(1, Ticker.ping, number)
 
 
-def ticks(*faults, n=2, until_s=0.5, seed=2, **options):
+def ticks(*faults, n=2, until_s=None, seed=2, **options):
     world = World.lan(n, latency_s=0.0001).with_faults(*faults)
     return ProcessEngine({"node": Ticker()}, world=world, seed=seed, **options).run(until_s)
 
 
 def gap(outcome, node):
     times = [t for t, n, _ in outcome.emitted("tick") if n == node]
-    return max(b - a for a, b in zip(times, times[1:], strict=False))
+    return max(b - a for a, b in pairwise(times))
 
 
 def test_pause_stops_the_process_and_forgets_nothing():
     outcome = ticks(Pause(node=1, at_s=0.1, until_s=0.3))
-    assert gap(outcome, 1) > 0.15
-    assert gap(outcome, 0) < 0.15
-    assert [v for _, n, v in outcome.emitted("tick") if n == 1][:20] == list(range(20))
+    assert gap(outcome, 1) > 0.1
+    assert [v for _, n, v in outcome.emitted("tick") if n == 1] == list(range(40))
     assert outcome.extra["faults_fired"] == {"Pause": 1}
 
 
@@ -145,34 +152,35 @@ def test_hang_holds_the_code_but_takes_messages():
     class Asker(Problem):
         async def drive(self, driver):
             await driver.sleep(0.15)
+            late = False
             try:
                 async with driver.deadline(0.05):
                     await driver.ask(1, Ticker.ping, 99)
             except DeadlineExceeded:
                 late = True
-            await driver.sleep(0.2)
+            while await driver.ask(1, Ticker.ticked) < 40:
+                await driver.sleep(0.02)
             return late, await driver.ask(1, Ticker.heard)
 
     world = World.lan(2).with_faults(Hang(node=1, at_s=0.1, until_s=0.3))
     outcome = ProcessEngine({"node": Ticker()}, world=world, problem=Asker()).run(5)
     late, heard = outcome.driven
     assert late and 99 in heard  # it was taken in, and handled afterwards
-    assert gap(outcome, 1) > 0.15
+    assert gap(outcome, 1) > 0.1
 
 
 def test_slow_gives_the_process_a_part_of_the_time():
-    outcome = ticks(Slow(node=1, at_s=0.0, until_s=0.4, factor=20.0))
-    first = [t for t, n, v in outcome.emitted("tick") if n == 1 and v < 5]
-    free = [t for t, n, v in outcome.emitted("tick") if n == 0 and v < 5]
-    assert first[-1] > free[-1]
-    assert gap(outcome, 1) > gap(outcome, 0)
+    took = {n: v for _, n, v in crunch(Slow(node=1, factor=10.0), times=20).emitted("took")}
+    assert took[1] > 1.5 * took[0]
 
 
 class Talk(Problem):
     """Waits for the tickers to end, and asks what node 1 heard."""
 
     async def drive(self, driver):
-        await driver.sleep(0.5)
+        while await driver.ask(0, Ticker.ticked) < 40:
+            await driver.sleep(0.02)
+        await driver.sleep(0.15)
         return await driver.ask(1, Ticker.heard)
 
 
@@ -193,12 +201,16 @@ def test_without_faults_all_is_heard_once_and_in_order():
 
 def test_traffic_faults_at_the_sender():
     numbers, outcome = heard(Partition(node=0, at_s=0.1, until_s=0.3))
-    assert {0, 1, 38, 39} <= set(numbers) and not set(numbers) & set(range(11, 26))
-    assert outcome.extra["shimmed"] >= 10
+    for time_s, _, number in (each for each in outcome.emitted("tick") if each[1] == 0):
+        if min(abs(time_s - 0.1), abs(time_s - 0.3)) > 0.005:  # told just after it was emitted
+            assert (number in numbers) == (not 0.1 <= time_s < 0.3)
+    assert outcome.extra["shimmed"] == 40 - len(numbers) > 0
     numbers, _ = heard(Partition(groups=((0,), (1,)), one_way=True))
     assert numbers == []
-    numbers, _ = heard(Partition(groups=((1,), (0,)), one_way=True))
-    assert numbers == list(range(40))  # the open direction
+    world = World.lan(2).with_faults(Partition(groups=((1,), (0,)), one_way=True))
+    outcome = ProcessEngine({"node": Ticker()}, world=world, problem=Talk()).run(5)
+    assert outcome.driven == list(range(40))  # the open direction
+    assert outcome.extra["faults_never_fired"] == ["Partition at 0 s"]
     numbers, _ = heard(Drop(p=0.5, link=(0, 1)))
     assert 5 < len(numbers) < 35
 
@@ -209,10 +221,10 @@ def test_duplicate_reorder_corrupt_and_flap():
     numbers, _ = heard(Reorder(p=0.5, spread_s=0.05))
     assert sorted(numbers) == list(range(40)) != numbers
     numbers, outcome = heard(Corrupt(p=1.0, node=0, until_s=0.2))
-    assert outcome.extra["corrupt"] >= 15  # dropped by the receiver's checksum
-    assert 25 >= len(numbers) >= 15 and outcome.violations == []
+    assert outcome.extra["corrupt"] == 40 - len(numbers) > 0  # dropped by the checksum
+    assert outcome.violations == []
     numbers, _ = heard(NicFlap(node=1, period_s=0.1, down_fraction=0.5))
-    assert 10 < len(numbers) < 30
+    assert 0 < len(numbers) < 40
 
 
 def test_clog_is_late_and_a_flipped_bit_reaches_the_part():
@@ -253,6 +265,8 @@ class Writer(Node):
             self.emit(error=str(error))
         if self.incarnation:
             self.emit(size_again=len(await self.disk.read("old")))
+        elif not self.disk.exists("file"):
+            return
         else:
             await self.disk.write("old", b"x" * 50_000)
 
@@ -266,7 +280,7 @@ def test_disk_faults():
     plain = {n: v for _, n, v in written().emitted("data")}
     assert plain == {0: b"a" * 10_000 + b"b" * 10_000, 1: b"a" * 10_000}
     full = written(DiskFull(node=0))
-    assert "full" in [v for _, n, v in full.emitted("error") if n == 0][0]
+    assert "full" in next(v for _, n, v in full.emitted("error") if n == 0)
     assert [n for _, n, _ in full.emitted("data")] == [1]
     flipped = {n: v for _, n, v in written(BitFlip(node=1, p=1.0)).emitted("data")}
     changed = [i for i in range(10_000) if flipped[1][i] != ord("a")]
@@ -278,18 +292,21 @@ def test_disk_faults():
 
 
 def test_a_torn_write_is_cut_at_a_page_before_the_restart():
-    outcome = written(TornWrite(node=0, p=1.0), Crash(node=0, at_s=0.15, until_s=0.25), until_s=0.6)
+    outcome = written(TornWrite(node=0, p=1.0), Crash(node=0, at_s=0.4, until_s=0.5))
     (size,) = [v for _, n, v in outcome.emitted("size_again") if n == 0]
     assert size < 50_000 and size % 4096 == 0
-    kept = written(Crash(node=0, at_s=0.15, until_s=0.25), until_s=0.6)
+    kept = written(Crash(node=0, at_s=0.4, until_s=0.5))
     assert [v for _, n, v in kept.emitted("size_again") if n == 0] == [50_000]
 
 
 class Cruncher(Node):
+    times: int = 1
+
     async def main(self):
         began = self.now
         data = np.ones(1000)
-        total = await self.compute(busy, data)
+        for _ in range(self.times):
+            total = await self.compute(busy, data)
         self.emit(took=self.now - began, total=total)
 
     def on_notice(self, left_s):
@@ -303,9 +320,9 @@ def busy(data):
     return total
 
 
-def crunch(*faults, until_s=None):
+def crunch(*faults, until_s=None, times=1):
     world = World.lan(2).with_faults(*faults)
-    return ProcessEngine({"node": Cruncher()}, world=world, seed=4).run(until_s)
+    return ProcessEngine({"node": Cruncher(times=times)}, world=world, seed=4).run(until_s)
 
 
 def test_compute_faults():
@@ -324,15 +341,16 @@ def test_compute_faults():
 
 
 def test_spot_reclaim_warns_then_kills():
-    outcome = crunch(SpotReclaim(node=1, at_s=0.3, notice_s=0.2), until_s=0.5)
+    outcome = crunch(SpotReclaim(node=1, at_s=0.3, notice_s=0.2))
     assert [n for _, n, _ in outcome.emitted("noticed")] == [1]
     assert outcome.alive == [True, False]
 
 
 def test_domain_loss_takes_a_whole_group_and_prices_jump():
-    world = World.lan({"web": 2, "db": 1}).with_faults(DomainLoss(domain="web", at_s=0.1))
+    groups = (Group(name="web", count=2), Group(name="db", count=1))
+    world = World(groups=groups, faults=(DomainLoss(domain="web", at_s=0.1),))
     parts = {"web": Ticker(), "db": Ticker()}
-    outcome = ProcessEngine(parts, world=world).run(0.3)
+    outcome = ProcessEngine(parts, world=world).run()
     assert outcome.alive == [False, False, True]
     plain, dear = crunch(until_s=0.2), crunch(PriceJump(factor=50.0), until_s=0.2)
     assert dear.money >= plain.money
@@ -353,7 +371,7 @@ class Voter(Node):
         await self.sleep(0.05)
         for peer in self.peers:
             self.tell(peer, Voter.vote, 1000 + self.id)
-        await self.sleep(0.1)
+        await self.sleep(0.7)
         self.emit(told=self.told)
 
 
@@ -363,11 +381,47 @@ def test_a_liar_lies_as_it_does_in_virtual_time(strategy):
     world = World.lan(5).with_faults(Byzantine(node=2, strategies=(strategy,), to=to))
     told = []
     for engine in (Engine, ProcessEngine):
-        outcome = engine({"node": Voter()}, world=world, seed=6).run(1.0)
+        outcome = engine({"node": Voter()}, world=world, seed=6).run(5.0)
         told.append({n: dict(sorted(v.items())) for _, n, v in outcome.emitted("told")})
     assert told[0] == told[1]
     assert {n: v.get(2) for n, v in told[1].items() if n != 2} != dict.fromkeys((0, 1, 3, 4), 1002)
     assert told[1][0][1] == 1001  # the honest are heard as they are
+
+
+class Chatty(Node):
+    """Emits as fast as it can, so that a kill falls between two emits."""
+
+    async def main(self):
+        number = 0
+        while self.id == 0 and self.incarnation == 0:
+            number += 1
+            self.emit(number=number)
+            (self.arena("said", 8))[:8] = number.to_bytes(8, "little")
+            await self.sleep(0.0)
+
+
+class Listens(Problem):
+    async def drive(self, driver):
+        await driver.sleep(0.4)
+        return int.from_bytes(driver.arena("said", 8)[:8], "little")
+
+
+def test_what_was_emitted_before_a_sigkill_is_not_lost():
+    world = World.lan(2).with_faults(Crash(node=0, at_s=0.1))
+    outcome = ProcessEngine({"node": Chatty()}, world=world, problem=Listens()).run(5)
+    numbers = [v for _, _, v in outcome.emitted("number")]
+    assert numbers == list(range(1, len(numbers) + 1))
+    assert len(numbers) >= outcome.driven > 0  # the arena outlives its writer
+
+
+def test_random_crashes_are_the_same_faults_in_both_engines():
+    crashes = RandomCrashes(count=3, between_s=(0.05, 0.4), down_s=0.05, at_most=2)
+    world = World.lan(4).with_faults(crashes)
+    again = []
+    for engine in (Engine, ProcessEngine):
+        outcome = engine({"node": Diary()}, world=world, seed=9).run(1.0)
+        again.append(sorted((n, v) for _, n, v in outcome.emitted("again")))
+    assert again[0] == again[1] and len(again[0]) > 4
 
 
 def test_overlapping_crashes_count():
@@ -375,7 +429,3 @@ def test_overlapping_crashes_count():
     again = [t for t, n, v in outcome.emitted("tick") if n == 1 and v == 0 and t > 0.05]
     assert all(t > 0.3 for t in again)
     assert outcome.extra["restarts"] == 1
-
-
-def test_signals_are_there():
-    assert hasattr(signal, "SIGSTOP")

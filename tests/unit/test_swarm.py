@@ -97,8 +97,12 @@ def test_a_million_agents():
 
 def test_the_seed_decides_and_other_seeds_differ():
     world = World.lan(500, drop=0.2)
-    assert run(Epidemic(), world=world, seed=3).digest == run(Epidemic(), world=world, seed=3).digest
-    assert run(Epidemic(), world=world, seed=3).digest != run(Epidemic(), world=world, seed=4).digest
+    assert (
+        run(Epidemic(), world=world, seed=3).digest == run(Epidemic(), world=world, seed=3).digest
+    )
+    assert (
+        run(Epidemic(), world=world, seed=3).digest != run(Epidemic(), world=world, seed=4).digest
+    )
 
 
 def test_loss_is_the_asked_fraction():

@@ -30,7 +30,7 @@ _FIXED = {type(None): 1, bool: 1, int: 8, float: 8}
 def _encode_other(value: Any) -> Any:
     if isinstance(value, np.ndarray):
         if value.dtype.hasobject:
-            raise CodecError(f"an array of dtype {value.dtype} holds Python objects; use a number type")
+            raise CodecError(f"dtype {value.dtype} holds Python objects; use a number type")
         dtype = value.dtype.str.encode()
         head = struct.pack(f"<BB{value.ndim}Q", len(dtype), value.ndim, *value.shape)
         data = head[:1] + dtype + head[1:] + np.ascontiguousarray(value).tobytes()

@@ -2,7 +2,7 @@
 
 ::
 
-    OrreryError                 anything a user can mend; `str(error)` names what, which value, the fix
+    OrreryError                 what a user can mend; the message names what, which value, the fix
     ├── UsageError              the command line or the call is off                      (exit 64)
     ├── SpecError               a field of a data file or a knob is off; has `.path`
     │   ├── WorldError          ... in a world
@@ -10,7 +10,7 @@
     │   ├── FaultError          ... in a fault schedule
     │   └── StemError           ... in the TOML of a system
     ├── CodecError              bytes that do not decode, or a value that does not encode
-    ├── PartError               a part broke: an unhandled error or a broken law; names node and time
+    ├── PartError               a part broke: an unhandled error, a broken law; names node and time
     │   └── LeakError           a part touched the wall clock, `random`, a thread, a socket ...
     ├── NotFitted               an estimator was asked before it was fitted
     ├── DeadlineExceeded        `deadline(s)` ran out (also a TimeoutError)
@@ -20,7 +20,7 @@
     ├── StoreError              a run folder is damaged, locked, or of a newer schema
     └── ClaimError              a claim cannot be judged as it is written
     InternalError               our bug, never the user's (also an AssertionError)
-    Cancelled                   thrown into a task that is being ended (a BaseException: let it pass)
+    Cancelled                   thrown into a task that is being ended (let it pass)
 """
 
 from __future__ import annotations

@@ -51,7 +51,8 @@ def block(key: int, start: int, count: int) -> npt.NDArray[np.uint64]:
 class Draws:
     """Everything a stream can draw, built on three primitives: `word`, `random`, `small`."""
 
-    __slots__ = ()
+    if not TYPE_CHECKING:  # the slots of the fields are with whoever stores them
+        __slots__ = ()
 
     key: int
     count: int

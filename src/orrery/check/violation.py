@@ -2,24 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import msgspec
 
-
-class Violation(msgspec.Struct, frozen=True):
-    """One broken promise: a short `kind`, a sentence, and the evidence that shows it.
-
-    `kind` is one word to count and filter by, such as ``stale_read``. `evidence` is plain data (the
-    operations, nodes or messages involved), small enough to read and enough to check again.
-    """
-
-    kind: str
-    message: str
-    evidence: tuple[Any, ...] | dict[str, Any] = ()
-
-    def __str__(self) -> str:
-        return f"{self.kind}: {self.message}"
+from orrery.base.violation import Violation
 
 
 class Verdict(msgspec.Struct, frozen=True, kw_only=True):
@@ -41,3 +26,6 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
 
     def __bool__(self) -> bool:
         return self.ok is True
+
+
+__all__ = ["Verdict", "Violation"]

@@ -1,7 +1,7 @@
 """`orrery bench kernel`: the event kernel through the public `Node` API, beside SimPy.
 
-Four questions (timers, a ring of messages, PHOLD, rpc with a deadline) are asked of Orrery and of an
-idiomatic SimPy program in the same process, one after the other, and answered in events per
+Four questions (timers, a ring of messages, PHOLD, rpc with a deadline) are asked of Orrery and of
+an idiomatic SimPy program in the same process, one after the other, and answered in events per
 CPU-second. Digest, latency, loss and liveness are on. Two more have no peer here: fluid flows, and
 100,000 coroutine nodes that are all active.
 """
@@ -14,12 +14,14 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from orrery.base.errors import DeadlineExceeded, PlatformLacks
+from orrery.base.errors import DeadlineExceeded
 from orrery.engines.virtual.engine import Engine
 from orrery.parts import Node, rpc
 from orrery.world import World
 
 LOSS = 1e-9  # so small that no message is lost, yet every message draws for it
+LATENCY_S = 0.0005
+NODES = 100
 
 
 class Ticker(Node):
@@ -124,10 +126,10 @@ class Mover(Node):
 
 
 def _world(n: int) -> World:
-    return World.lan(n, latency_s=0.0005, jitter=0.0, drop=LOSS)
+    return World.lan(n, latency_s=LATENCY_S, jitter=0.0, drop=LOSS)
 
 
-def _cpu(fn: Callable[[], Any], repeat: int) -> tuple[float, Any]:
+def cpu_of(fn: Callable[[], Any], repeat: int) -> tuple[float, Any]:
     """The least CPU time of a few runs, and what the last one gave."""
     best, value = math.inf, None
     for _ in range(repeat):
@@ -145,7 +147,7 @@ def _orrery_rate(part: Node, n: int, count: Callable[[Any], int], kernel: str | 
         engine.run()
         return count(engine.kernel)
 
-    seconds, counted = _cpu(once, repeat)
+    seconds, counted = cpu_of(once, repeat)
     return float(counted / seconds)
 
 
@@ -170,7 +172,11 @@ def kernel_bench(kernel: str | None = None, *, scale: float = 1.0, repeat: int =
             Caller(calls=size(1000)), 100, lambda k: k.delivered // 2, kernel, repeat
         ),
     }
-    theirs = simpy_bench(scale, repeat) if peers else {}
+    theirs: dict[str, float] = {}
+    if peers:
+        from orrery.lab.bench_simpy import simpy_bench
+
+        theirs = simpy_bench(scale, repeat)
     out: dict[str, Any] = {}
     for name, rate in ours.items():
         peer = theirs.get(name)
@@ -230,109 +236,3 @@ def _rss_mb() -> float:
 
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak / (1e6 if sys.platform == "darwin" else 1e3)
-
-
-# -- the peer
-
-
-def simpy_bench(scale: float = 1.0, repeat: int = 3) -> dict[str, float]:
-    """The same four questions to SimPy, written as its tutorial would."""
-    try:
-        import simpy
-    except ImportError:
-        raise PlatformLacks(
-            'SimPy, the peer, is not installed; pip install "orrery[bench]"'
-        ) from None
-    import random
-
-    size = lambda n: max(10, int(n * scale))  # noqa: E731
-
-    def timers() -> int:
-        env = simpy.Environment()
-        ticks = size(2000)
-
-        def tick() -> Any:
-            for _ in range(ticks):
-                yield env.timeout(0.001)
-
-        for _ in range(100):
-            env.process(tick())
-        env.run()
-        return 100 * ticks
-
-    def messages() -> int:
-        env, rng, count = simpy.Environment(), random.Random(1), 0
-        stores = [simpy.Store(env) for _ in range(100)]
-        hops = size(2000) // 5
-
-        def node(i: int) -> Any:
-            nonlocal count
-            inbox, after = stores[i], stores[(i + 1) % 100]
-            while True:
-                left = yield inbox.get()
-                count += 1
-                if left and rng.random() >= LOSS:
-                    yield env.timeout(0.0005)
-                    after.put(left - 1)
-
-        for i in range(100):
-            env.process(node(i))
-            stores[i].put(hops)
-        env.run()
-        return count
-
-    def phold() -> int:
-        env, rng, count = simpy.Environment(), random.Random(1), 0
-        stores = [simpy.Store(env) for _ in range(100)]
-        until = 0.3 * scale
-
-        def node(i: int) -> Any:
-            nonlocal count
-            while True:
-                yield stores[i].get()
-                count += 1
-                # Thinking and travelling are one wait: fewer events for the same times.
-                yield env.timeout(rng.expovariate(1000.0) + 0.0005)
-                if env.now < until and rng.random() >= LOSS:
-                    stores[rng.randrange(100)].put(0)
-
-        for i in range(100):
-            env.process(node(i))
-            for _ in range(4):
-                stores[rng.randrange(100)].put(0)
-        env.run()
-        return count
-
-    def calls() -> int:
-        env, rng, count = simpy.Environment(), random.Random(1), 0
-        stores = [simpy.Store(env) for _ in range(100)]
-        each = size(1000) // 10
-
-        def server(i: int) -> Any:
-            while True:
-                value, answer = yield stores[i].get()
-                yield env.timeout(0.0005)
-                if rng.random() >= LOSS:
-                    answer.succeed(2 * value)
-
-        def client(i: int) -> Any:
-            nonlocal count
-            for k in range(each):
-                answer = env.event()
-                yield env.timeout(0.0005)
-                if rng.random() >= LOSS:
-                    stores[i ^ 1].put((k, answer))
-                yield answer | env.timeout(1.0)
-                count += answer.triggered
-
-        for i in range(100):
-            env.process(server(i))
-            env.process(client(i))
-        env.run()
-        return count
-
-    rates = {}
-    for name, fn in (("timers", timers), ("messages", messages), ("phold", phold), ("rpc", calls)):
-        seconds, counted = _cpu(fn, repeat)
-        rates[name] = counted / seconds
-    return rates

@@ -12,10 +12,11 @@ from typing import Any
 import msgspec
 
 from orrery.base.errors import OrreryError, PartError, StoreError, UsageError
+from orrery.base.violation import Violation
 from orrery.lab.run import Run, run
 from orrery.lab.spec import spec_id, spec_of
 from orrery.lab.store import Store, Stored
-from orrery.parts.problem import Problem, Violation
+from orrery.parts.problem import Problem
 
 
 class Cell(msgspec.Struct, kw_only=True):

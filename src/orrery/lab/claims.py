@@ -56,7 +56,8 @@ class Claim(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, omit_defau
     `problem_knobs`, `world` (a name such as "h100_pod:8" or a path; default: the problem's own),
     `world_set` ({"network.drop": 0.1}); `sweep` ({"world": ["lan:4", "lan:8"]}, {"problem.n": …}
     or {"ours.n": …}) gives the points of an exponent, with `at` the numbers on its axis.
-    `seeds` are the fewest seeds (for a property: the trials), `most_seeds` the limit.
+    `seeds` are the fewest seeds, `most_seeds` the limit; a property gets the larger of the two
+    as trials.
     """
 
     metric: str

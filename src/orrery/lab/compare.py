@@ -266,7 +266,7 @@ def _enter(found: Comparison, cell: Cell, stored: Stored) -> None:
     for violation in stored.violations:
         row.violations.append({"seed": cell.seed, **violation})
     for metric, told in stored.units.items():
-        found.units.setdefault(metric, Metric(*told))
+        found.units.setdefault(metric, Metric(*told))  # type: ignore[arg-type]
 
 
 def _rank(found: Comparison) -> None:
@@ -358,5 +358,3 @@ def _seed_list(seeds: Any, most: int) -> list[int] | None:
 
 def _plain(value: float) -> float | None:
     return value if math.isfinite(value) else None
-
-

@@ -15,65 +15,34 @@ import importlib.util
 import inspect
 import os
 import sys
-import tomllib
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 
 from orrery.base.errors import OrreryError, PartError, StemError, UsageError, did_you_mean
-from orrery.lab.claims import Claim, tidy
+from orrery.lab.claims import Claim
 from orrery.lab.ledger import Ledger
 from orrery.lab.questions import ask_problem, problem_class, problems, question, questions, where
+from orrery.lab.stems import (
+    GROUP,
+    HOME_PACKAGE,
+    Shelf,
+    Stem,
+    WorksWhen,
+    folders_of,
+    packages,
+    read_stem,
+    stems_under,
+)
 
 __all__ = [
     "Entry", "Found", "Stem", "ask_problem", "entries", "find", "load", "of_problem", "packages",
     "problem_class", "problems", "question", "questions", "scan", "where",
 ]  # fmt: skip
-
-GROUP = "orrery.systems"
-HOME_PACKAGE = "orrery.systems"
-# Folders inside a room that hold no stems (at the top, `data` is a room).
-NO_STEMS = frozenset({"problems", "data"})
-MOST_STEM_B = 1 << 20
-
-
-class WorksWhen(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """One acceptance line of a system; `test` names the test that judges it."""
-
-    n: int
-    text: str
-    test: str = ""
-
-
-class Stem(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, rename={"class_": "class"}):
-    """The TOML of a system, as it is written."""
-
-    id: str
-    name: str
-    room: str
-    origin: Literal["catalogue", "classic"] = "catalogue"
-    title: str = ""
-    arxiv: str = ""
-    date: str = ""
-    date_note: str = ""
-    how: Literal["real", "virtual", "both"] = "virtual"
-    size: str = ""
-    shape: Literal["node", "worker", "policy", "routine", "estimator"]
-    problem: str = ""
-    class_: str = ""
-    job: str = ""
-    mechanisms: list[str] = []
-    rivals: list[str] = []
-    baselines: list[str] = []
-    libraries: list[str] = []
-    notes: str = ""
-    paper: dict[str, str | int] = {}
-    works_when: list[WorksWhen] = []
-    claims: list[Claim] = []
 
 
 class Entry(msgspec.Struct, kw_only=True):
@@ -133,36 +102,16 @@ class Found(msgspec.Struct):
 # -- reading
 
 
-def packages() -> list[tuple[str, Path, bool]]:
-    """(package name, folder, whether it is ours) of every package that holds rooms."""
-    found = [(HOME_PACKAGE, folder, True) for folder in folders_of(HOME_PACKAGE)]
-    from importlib.metadata import entry_points
-
-    for point in sorted(entry_points(group=GROUP), key=lambda p: (p.name, p.value)):
-        found += [(point.module, folder, False) for folder in folders_of(point.module)]
-    return found
-
-
-def folders_of(package: str) -> list[Path]:
-    """The folders of a package, found without importing it (its parents are imported)."""
-    try:
-        spec = importlib.util.find_spec(package)
-    except (ImportError, ValueError):
-        spec = None
-    if spec is None:
-        return []
-    return [Path(place) for place in spec.submodule_search_locations or ()]
-
-
 def scan(ledger: Ledger | None = None) -> Found:
     """Read every stem of every package; a malformed one is an error beside the others."""
     found = Found([], [])
     seen: dict[str, str] = {}
     book = ledger if ledger is not None else Ledger.default()
+    shelf = Shelf.load()
     for package, folder, ours in _safe_packages(found.errors):
         for path in stems_under(folder):
             try:
-                entry = read_entry(path, folder, package, ours, book)
+                entry = read_entry(path, folder, package, ours, book, shelf.read)
                 if entry.id in seen:
                     raise StemError(f"{path}: id", f"{entry.id!r} is already that of "
                                     f"{seen[entry.id]}", "choose another id")  # fmt: skip
@@ -171,6 +120,7 @@ def scan(ledger: Ledger | None = None) -> Found:
                 continue
             seen[entry.id] = str(path)
             found.entries.append(entry)
+    shelf.save()
     found.entries.sort(key=lambda e: (e.room, e.origin, e.id))
     return found
 
@@ -184,69 +134,12 @@ def _safe_packages(errors: list[StemError]) -> list[tuple[str, Path, bool]]:
         return [(HOME_PACKAGE, folder, True) for folder in folders_of(HOME_PACKAGE)]
 
 
-def stems_under(folder: Path, depth: int = 0) -> Iterator[Path]:
-    """Every stem's TOML under a folder, in order; a stem that is a package is not entered."""
-    try:
-        names = sorted(os.listdir(folder))
-    except OSError:
-        return
-    tomls = {name[:-5] for name in names if name.endswith(".toml")}
-    for name in names:
-        path = folder / name
-        if name.startswith((".", "_")):
-            continue
-        if name.endswith(".toml"):
-            yield path
-        elif "." not in name and name not in tomls and not (depth and name in NO_STEMS):
-            yield from stems_under(path, depth + 1)
-
-
-def read_stem(path: Path) -> Stem:
-    """One stem, checked; a fault is a `StemError` that names the file and the field."""
-    try:
-        if path.stat().st_size > MOST_STEM_B:
-            raise StemError(str(path), "is larger than 1 MiB", "a stem is a short text file")
-        data = tomllib.loads(path.read_bytes().decode())
-    except OSError as failure:
-        raise StemError(str(path), f"cannot be read: {failure.strerror}", "check it") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as failure:
-        raise StemError(str(path), f"is not TOML: {failure}", "mend that line") from None
-    unknown = [key for key in data if key not in _STEM_KEYS]
-    if unknown:
-        fix = did_you_mean(unknown[0], _STEM_KEYS)
-        raise StemError(f"{path}: {unknown[0]}", "no such field", fix)
-    if hasattr(data.get("date"), "isoformat"):
-        data["date"] = data["date"].isoformat()  # TOML has dates of its own
-    try:
-        stem = msgspec.convert(tidy(data), Stem)
-    except (msgspec.ValidationError, RecursionError) as failure:
-        raise StemError(str(path), f"{failure}", "mend that field") from None
-    _check_stem(stem, path)
-    return stem
-
-
-_STEM_KEYS = frozenset(Stem.__struct_encode_fields__)
-
-
-def _check_stem(stem: Stem, path: Path) -> None:
-    if stem.id.replace("-", "_") != path.stem:
-        fix = f"the file of {stem.id!r} is {stem.id.replace('-', '_')}.toml"
-        raise StemError(f"{path}: id", f"{stem.id!r} does not match the file's name", fix)
-    if not stem.id.replace("-", "").replace("_", "").isalnum() or not stem.id.isascii():
-        raise StemError(f"{path}: id", f"{stem.id!r} is not a word", "use a-z, 0-9 and -")
-    numbers = [line.n for line in stem.works_when]
-    if len(set(numbers)) != len(numbers):
-        raise StemError(f"{path}: works_when", f"numbers {numbers} repeat", "number each once")
-    for i, claim in enumerate(stem.claims):
-        try:
-            claim.check()
-        except OrreryError as error:
-            raise StemError(f"{path}: claims[{i}]", str(error), "mend that claim") from None
-
-
-def read_entry(path: Path, root: Path, package: str, ours: bool, book: Ledger) -> Entry:
+def read_entry(
+    path: Path, root: Path, package: str, ours: bool, book: Ledger,
+    read: Callable[[Path], Stem] = read_stem,
+) -> Entry:  # fmt: skip
     """The entry of one stem: the stem, whether it has code, and what the ledger says."""
-    stem = read_stem(path)
+    stem = read(path)
     inside = path.relative_to(root).parts[:-1]
     if ours and (not inside or stem.room != inside[0]):
         where = inside[0] if inside else "no room"

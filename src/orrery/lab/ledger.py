@@ -7,6 +7,7 @@ of a subject counts. A verdict is forgotten when the claim's text or its world h
 
 from __future__ import annotations
 
+import errno
 import functools
 import hashlib
 import json
@@ -120,7 +121,10 @@ class Ledger:
     # -- writing
 
     def append(self, *records: dict[str, Any]) -> None:
-        """Write records at the end: one write, then fsync; all of them or, on an error, none."""
+        """Write records at the end, in one write, and return when they are safe on the disk.
+
+        When the disk takes only a part, an error says so and the torn line is skipped by readers.
+        """
         if not records:
             return
         for record in records:
@@ -135,7 +139,8 @@ class Ledger:
                 os.close(handle)
         except OSError as failure:
             why = failure.strerror or str(failure)
-            raise StoreError(f"{self.path}: cannot be written: {why}; nothing was added") from None
+            fix = "free some space, or check its permissions"
+            raise StoreError(f"{self.path}: cannot be written: {why}; {fix}") from None
         self._newest = None
 
     def _write(self, handle: int, data: bytes) -> None:
@@ -144,8 +149,7 @@ class Ledger:
             data = b"\n" + data  # a writer before us was killed: its torn line ends here
         written = os.write(handle, data)
         if written != len(data):
-            # The disk took a part only. Half a record is closed and skipped by readers.
-            raise OSError(28, "the disk is full")
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         os.fsync(handle)
 
     def record_verdict(self, id: str, verdict: Verdict) -> None:
@@ -247,5 +251,3 @@ def _check(record: dict[str, Any]) -> None:
         word = record.get("verdict")
         if word not in VERDICTS:
             raise UsageError(f"verdict={word!r}: {did_you_mean(str(word), VERDICTS)}")
-
-

@@ -52,7 +52,7 @@ def snake(name: str) -> str:
 
 def questions() -> list[Question]:
     """Every problem, in order of room and id, without importing any."""
-    from orrery.lab.discover import packages
+    from orrery.lab.stems import packages
 
     files: list[tuple[str, str, Path, int]] = []
     for package, folder, _ in packages():

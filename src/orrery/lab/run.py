@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from orrery.base.errors import UsageError, did_you_mean
+from orrery.base.violation import Violation
 from orrery.parts.monitor import Monitor
 from orrery.parts.node import Node
-from orrery.parts.problem import Metric, Outcome, Problem, Record, Violation
+from orrery.parts.problem import Metric, Outcome, Problem, Record
 from orrery.parts.swarm import Swarm
 
 if TYPE_CHECKING:

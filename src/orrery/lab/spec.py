@@ -55,7 +55,8 @@ def spec_of(
         told["name"] = name
     used: dict[str, str] = {}
     for one in [*_parts_of(part), *([problem] if problem is not None else [])]:
-        used.update(sources(type(one)))
+        cls: type = type(one)
+        used.update(sources(cls))
     return {
         "part": told,
         "problem": describe(problem) if problem is not None else None,

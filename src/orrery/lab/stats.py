@@ -7,6 +7,7 @@ continued fraction, quantiles by bisection), which spares the core a dependency.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
@@ -102,6 +103,7 @@ def t_cdf(t: float, df: float) -> float:
     return 1.0 - tail if t > 0 else tail
 
 
+@functools.lru_cache(maxsize=1024)
 def t_quantile(p: float, df: float) -> float:
     """The t below which Student's distribution has probability p.
 
@@ -306,9 +308,7 @@ def failure_interval(failures: int, trials: int, level: float = LEVEL) -> Interv
 # -- growth
 
 
-def exponent_interval(
-    x: Sequence[float], y: Sequence[float], level: float = LEVEL
-) -> Interval:
+def exponent_interval(x: Sequence[float], y: Sequence[float], level: float = LEVEL) -> Interval:
     """The e of y ~ x^e by least squares on logarithms, with Student's interval of the slope.
 
     >>> round(exponent_interval([1, 2, 4, 8], [3, 12, 48, 192]).mean, 9)
@@ -316,7 +316,7 @@ def exponent_interval(
     """
     _check_level(level)
     if len(x) != len(y) or len(set(x)) < 2:
-        raise UsageError(f"{len(x)} x and {len(y)} y give no exponent; give two different x or more")
+        raise UsageError(f"{len(x)} x and {len(y)} y give no exponent; give two x or more")
     if not all(0 < v < math.inf for v in (*x, *y)):
         raise UsageError("an exponent needs numbers > 0; a value here is not")
     lx, ly = [math.log(v) for v in x], [math.log(v) for v in y]

@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import functools
 import hashlib
 import math
 import os
+import platform
 import re
 import shutil
 import sys
@@ -23,6 +25,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from orrery.base.errors import StoreError, UsageError, did_you_mean
+from orrery.lab.files import alive, number, sync_folder, to_json, told, write_file
 from orrery.lab.ledger import home
 
 if TYPE_CHECKING:
@@ -103,9 +106,9 @@ class Store:
         id = spec_id(spec)
         files = _contents(run, spec, id, partial, environment(run))
         if spans:
-            files["spans.json"] = _spans(run)
+            files["spans.json"] = to_json(run.spans)
         manifest = {name: hashlib.sha256(data).hexdigest() for name, data in files.items()}
-        files[MANIFEST] = _json({"schema": SCHEMA, "id": id, "files": manifest})
+        files[MANIFEST] = to_json({"schema": SCHEMA, "id": id, "files": manifest})
         try:
             self._put(id, files, partial)
         except OSError as failure:
@@ -117,14 +120,14 @@ class Store:
         self.runs.mkdir(parents=True, exist_ok=True)
         if self._stays(id, partial):
             return
-        temp = self.runs / f".tmp-{os.getpid()}-{os.urandom(6).hex()}"
+        temp = self._temp()
         try:
             os.mkdir(temp)
             for name, data in files.items():
-                _write_file(temp / name, data)
-            _sync_folder(temp)
+                write_file(temp / name, data)
+            sync_folder(temp)
             self._move_in(temp, target, id, partial)
-            _sync_folder(self.runs)
+            sync_folder(self.runs)
         finally:
             # After a rename nothing is left here; after an error nothing half-written may stay.
             shutil.rmtree(temp, ignore_errors=True)
@@ -154,10 +157,14 @@ class Store:
 
     def _discard(self, target: Path) -> None:
         """Take a folder away at once: it is renamed first, so nobody reads a half of it."""
-        trash = self.runs / f".tmp-{os.getpid()}-{os.urandom(6).hex()}"
+        trash = self._temp()
         with contextlib.suppress(FileNotFoundError):
             os.rename(target, trash)
         shutil.rmtree(trash, ignore_errors=True)
+
+    def _temp(self) -> Path:
+        """A name that no other writer has, and from which `gc` can tell whose it is."""
+        return self.runs / f".tmp-{_host()}-{os.getpid()}-{os.urandom(6).hex()}"
 
     # -- reading
 
@@ -175,10 +182,10 @@ class Store:
         files = self._verified(folder, id)
         try:
             spec = msgspec.json.decode(files["spec.json"], type=dict[str, Any])
-            told = msgspec.json.decode(files["metrics.json"], type=dict[str, Any])
-            metrics = {name: _number(value) for name, value in told.pop("metrics").items()}
+            known = msgspec.json.decode(files["metrics.json"], type=dict[str, Any])
+            metrics = {name: number(value) for name, value in known.pop("metrics").items()}
             return msgspec.convert({
-                **told, "id": id, "folder": str(folder), "spec": spec["spec"], "metrics": metrics,
+                **known, "id": id, "folder": str(folder), "spec": spec["spec"], "metrics": metrics,
                 "violations": msgspec.json.decode(files["violations.json"]),
                 "environment": msgspec.json.decode(files["environment.json"]),
                 "digest": files["digest"].decode().strip(),
@@ -190,9 +197,11 @@ class Store:
         try:
             manifest = msgspec.json.decode((folder / MANIFEST).read_bytes(), type=dict[str, Any])
             schema = manifest["schema"]
-            if not isinstance(schema, int) or schema > SCHEMA:
+            if isinstance(schema, int) and schema > SCHEMA:
                 fix = "update orrery, or remove the run"
-                raise StoreError(f"{folder}: has schema {schema!r}, newer than {SCHEMA}; {fix}")
+                raise StoreError(f"{folder}: has schema {schema}, newer than {SCHEMA}; {fix}")
+            if schema != SCHEMA:
+                raise ValueError("no schema was ever called that")
             files = {name: (folder / name).read_bytes() for name in manifest["files"]}
             wrong = [n for n, data in files.items()
                      if hashlib.sha256(data).hexdigest() != manifest["files"][n]]  # fmt: skip
@@ -294,9 +303,10 @@ class Store:
         except OSError:
             return
         for name in names:
-            pid = name.split("-")[1]
-            alive = pid.isdigit() and _alive(int(pid)) and int(pid) != os.getpid()
-            if not alive or self._age_s(name) > STALE_S:
+            _, host, pid, *_ = [*name.split("-"), "", ""]
+            # Of a writer on another machine only the age can be told.
+            living = host != _host() or (pid.isdigit() and alive(int(pid)))
+            if not living or self._age_s(name) > STALE_S:
                 shutil.rmtree(self.runs / name, ignore_errors=True)
 
 
@@ -306,89 +316,35 @@ class Store:
 def _contents(
     run: Run, spec: dict[str, Any], id: str, partial: bool, environment: dict[str, Any]
 ) -> dict[str, bytes]:
-    told = {
-        "metrics": {name: _told(value) for name, value in run.metrics.items()},
+    known = {
+        "metrics": {name: told(value) for name, value in run.metrics.items()},
         "units": {name: tuple(metric) for name, metric in run.units.items()},
         "seconds": run.seconds, "events": run.events, "messages": run.messages,
         "bytes": run.bytes, "ended": run.ended, "partial": partial,
         "kind": "modelled" if run.engine == "virtual" else "measured",
     }  # fmt: skip
     return {
-        "spec.json": _json({"schema": SCHEMA, "id": id, "spec": spec}),
-        "metrics.json": _json(told),
-        "violations.json": _json(run.violations),
-        "environment.json": _json(environment),
+        "spec.json": to_json({"schema": SCHEMA, "id": id, "spec": spec}),
+        "metrics.json": to_json(known),
+        "violations.json": _violations(run),
+        "environment.json": to_json(environment),
         "digest": run.digest.encode() + b"\n",
     }
 
 
-def _spans(run: Run) -> bytes:
-    return _json(run.spans)
-
-
-def _json(value: Any) -> bytes:
+def _violations(run: Run) -> bytes:
     try:
-        encoded = msgspec.json.encode(value, enc_hook=_as_text, order="deterministic")
-        return encoded + b"\n"
-    except (TypeError, ValueError, RecursionError, msgspec.MsgspecError) as failure:
-        raise StoreError(f"a run cannot be written: {failure}; nothing was saved") from None
+        return to_json(run.violations)
+    except StoreError:
+        # Evidence may be anything a problem thought of; where it is not JSON, its text is kept.
+        plain = [msgspec.structs.replace(v, evidence=repr(v.evidence)) for v in run.violations]
+        return to_json(plain)
 
 
-def _as_text(value: Any) -> Any:
-    """Evidence may hold anything: arrays become lists, the rest its text."""
-    if hasattr(value, "tolist"):
-        return value.tolist()
-    if isinstance(value, set | frozenset):
-        return sorted(value, key=repr)
-    return repr(value)
-
-
-def _told(value: float) -> float | str:
-    """JSON has no infinity and no NaN, so these are written as words."""
-    number = float(value)
-    return number if math.isfinite(number) else str(number)
-
-
-def _number(value: Any) -> float:
-    return float(value)
-
-
-def _write_file(path: Path, data: bytes) -> None:
-    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
-    try:
-        at = 0
-        while at < len(data):
-            wrote = os.write(handle, data[at:])
-            if wrote <= 0:
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-            at += wrote
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-
-
-def _sync_folder(path: Path) -> None:
-    """Make the names in a folder durable (a system without folder handles does so by itself)."""
-    try:
-        handle = os.open(path, os.O_RDONLY)
-    except PermissionError:
-        if os.name == "nt":
-            return
-        raise
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-
-
-def _alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except OSError:
-        return True
-    return True
+@functools.lru_cache(maxsize=1)
+def _host() -> str:
+    """A few digits for this machine's name, so that homes may be shared over a network."""
+    return hashlib.sha256(platform.node().encode()).hexdigest()[:8]
 
 
 def _remove(id: str) -> str:

@@ -10,13 +10,13 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from orrery.base.errors import OrreryError
+from orrery.lab.cache import read_cache, write_cache
 from orrery.lab.ledger import home
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ def claim_world(claim: Claim, problem: Any) -> World:
 def world_hash(claim: Claim, problem: str = "") -> str | None:
     """The hash of a claim's world as it would be built now; None where it cannot be built."""
     key = _key(claim, problem)
-    book = _load_cache()
+    book = _load_cache(str(home()))
     if key in book:
         return book[key] or None
     found = _build(claim, problem)
@@ -72,7 +72,7 @@ def _world_stamp() -> str:
 
 @functools.lru_cache(maxsize=1)
 def _problem_stamp() -> str:
-    from orrery.lab.discover import packages
+    from orrery.lab.stems import packages
 
     files = [p for _, folder, _ in packages() for p in sorted(folder.rglob("problems/**/*.py"))]
     return " ".join(_stat(path) for path in files)
@@ -86,34 +86,9 @@ def _stat(path: Path) -> str:
     return f"{path.name}:{found.st_size}:{found.st_mtime_ns}"
 
 
-# -- the cache folder: a help that may always be thrown away
-
-
-def _load_cache() -> dict[str, str]:
+@functools.lru_cache(maxsize=4)
+def _load_cache(_home: str) -> dict[str, str]:
     try:
         return msgspec.json.decode(read_cache("worlds.json"), type=dict[str, str])
     except msgspec.MsgspecError:
         return {}
-
-
-def read_cache(name: str) -> bytes:
-    """A cached file, or nothing."""
-    try:
-        return (home() / "cache" / name).read_bytes()
-    except (OSError, OrreryError):
-        return b""
-
-
-def write_cache(name: str, data: bytes) -> None:
-    """Keep a file for the next time, whole or not at all; failing to is no error."""
-    try:
-        folder = home() / "cache"
-        folder.mkdir(parents=True, exist_ok=True)
-        temp = folder / f".{name}-{os.getpid()}"
-        try:
-            temp.write_bytes(data)
-            os.replace(temp, folder / name)
-        finally:
-            temp.unlink(missing_ok=True)
-    except (OSError, OrreryError):
-        pass

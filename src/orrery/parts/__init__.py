@@ -1,10 +1,11 @@
 """All that a system may touch: the five shapes, problems, rpc, monitors."""
 
 from orrery.base.errors import Cancelled, DeadlineExceeded, Refused
+from orrery.base.violation import Violation
 from orrery.parts.knobs import Count, Fraction, NonNegative, Part, Positive, Whole
 from orrery.parts.monitor import Monitor
 from orrery.parts.node import Node
-from orrery.parts.problem import Driver, Metric, Outcome, Problem, Record, Violation
+from orrery.parts.problem import Driver, Metric, Outcome, Problem, Record
 from orrery.parts.rpc import rpc
 from orrery.parts.shapes import Estimator, Policy, Routine, Work, cost
 from orrery.parts.swarm import Mail, Swarm

@@ -231,10 +231,10 @@ class Group(Calls):
             raise self.lost
         if tag in self.cut_off:
             raise PartError(
-                f"{kind}(tag={tag!r}): {self.cut_off[tag]} was cut off under this tag, so the ranks "
-                "are out of step; go on under another tag, or in a group of another name"
+                f"{kind}(tag={tag!r}): {self.cut_off[tag]} was cut off under this tag, so the "
+                "ranks are out of step; go on under another tag, or in a group of another name"
             )
-        worker.tap("before", kind, tag, data)
+        worker.tap("before", kind, tag, _shown(data))
         line = Line(self, kind, f"c{tag}")
         self.busy[tag] = kind
         try:
@@ -254,7 +254,7 @@ class Group(Calls):
             raise
         finally:
             del self.busy[tag]
-        worker.tap("after", kind, tag, result)
+        worker.tap("after", kind, tag, _shown(result))
         return result
 
 
@@ -349,6 +349,17 @@ def _number(array: Any, op: Any = None) -> Array:
     if data.dtype == np.bool_ and op in ("sum", "prod"):
         return data.astype(np.int64)
     return data
+
+
+def _shown(data: Any) -> Any:
+    """The same for a monitor, which cannot change it."""
+    if isinstance(data, list):
+        return [_shown(one) for one in data]
+    if not isinstance(data, np.ndarray):
+        return data
+    seen = data.view()
+    seen.flags.writeable = False
+    return seen
 
 
 def _cut(data: Array, size: int) -> list[Array]:

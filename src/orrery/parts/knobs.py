@@ -127,7 +127,9 @@ def check_knob(path: str, value: Any, kind: Any, *, text: bool = False) -> Any:
     if isinstance(value, Part) or _holds_parts(kind):
         plain = typing.get_origin(kind) or kind
         if isinstance(plain, type) and issubclass(plain, Part) and not isinstance(value, plain):
-            raise KnobError(path, f"{value!r} is not a {plain.__name__}", f"give a {plain.__name__}")
+            raise KnobError(
+                path, f"{value!r} is not a {plain.__name__}", f"give a {plain.__name__}"
+            )
         return value
     try:
         return msgspec.convert(value, kind, strict=not text)

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from orrery.base.violation import Violation
 from orrery.parts.knobs import Part
-from orrery.parts.problem import Violation
 
 
 class Monitor(Part):
@@ -21,9 +21,7 @@ class Monitor(Part):
     def on_emit(self, time_s: float, node: int, values: dict[str, Any]) -> None:
         """A node emitted values."""
 
-    def before_collective(
-        self, time_s: float, node: int, kind: str, tag: str, data: Any
-    ) -> None:
+    def before_collective(self, time_s: float, node: int, kind: str, tag: str, data: Any) -> None:
         """A rank enters a collective with `data` (do not change it)."""
 
     def after_collective(self, time_s: float, node: int, kind: str, tag: str, data: Any) -> None:

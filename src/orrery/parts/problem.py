@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 import msgspec
 
 from orrery.base.errors import PartError
+from orrery.base.violation import Violation
 from orrery.parts.knobs import Part
 from orrery.parts.node import Node
 
@@ -28,16 +29,6 @@ class Metric(NamedTuple):
     unit: str = ""
     better: Literal["lower", "higher", ""] = ""
     says: str = ""
-
-
-class Violation(msgspec.Struct, frozen=True, kw_only=True):
-    """Something that must not happen, did. `kind` is a short word, `evidence` re-checkable data."""
-
-    kind: str
-    message: str
-    evidence: Any = None
-    time_s: float | None = None
-    node: int | None = None
 
 
 class Record(NamedTuple):
@@ -83,9 +74,11 @@ class Driver(Node):
     """
 
     if TYPE_CHECKING:
-        nodes: range
-        part: Any
 
+        @property
+        def nodes(self) -> range: ...
+        @property
+        def part(self) -> Any: ...
         def alive(self, node: int) -> bool: ...
 
 

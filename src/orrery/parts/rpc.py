@@ -80,7 +80,7 @@ class Rpc:
         except NameError as e:
             raise PartError(f"@rpc {self.qualname}: annotation not found: {e}") from None
         kinds = tuple(hints.get(name, Any) for name in self.params)
-        arguments: Any = tuple[kinds] if kinds else tuple[()]
+        arguments: Any = tuple.__class_getitem__(kinds) if kinds else tuple[()]
         built = (codec.decoder(arguments), codec.decoder(hints.get("return", Any)))
         self._codecs = built
         return built

@@ -14,24 +14,21 @@ from orrery.systems.protocols import Broadcast, PushGossip
 def rounds_to_all(n: int, seed: int) -> float:
     """How many synchronous rounds one value needs to reach all n nodes, one call a round."""
     part = PushGossip(fanout=1, period_s=1.0)
-    problem = Broadcast(values=1, spread_s=0.0, settle_s=4 * math.log2(n))
+    problem = Broadcast(values=1, spread_s=0.0, settle_s=math.log2(n) + math.log(n) + 14)
     made = run(part, problem=problem, world=World.rounds(n), seed=seed)
     assert made.violations == []
     return made.metrics["time_to_100_s"]
 
 
-@pytest.mark.parametrize("n", [64, 256, 1024])
-def test_all_know_after_log2_n_plus_ln_n_rounds(n):
-    # Pittel (1987): log2 n + ln n + O(1). The mean of 16 seeds is within two rounds of it.
-    taken = [rounds_to_all(n, seed) for seed in range(16)]
-    mean = sum(taken) / len(taken)
-    assert abs(mean - (math.log2(n) + math.log(n))) < 2.0
-
-
-def test_rounds_grow_by_what_the_formula_says():
-    small = sum(rounds_to_all(64, seed) for seed in range(12)) / 12
-    large = sum(rounds_to_all(1024, seed) for seed in range(12)) / 12
-    assert abs((large - small) - (math.log2(16) + math.log(16))) < 1.5
+def test_all_know_after_log2_n_plus_ln_n_rounds():
+    # Pittel (1987): log2 n + ln n + O(1). The mean over seeds is within two rounds of it, and what
+    # is left over does not grow with n.
+    beyond = []
+    for n, seeds in ((64, 16), (256, 12), (1024, 8)):
+        mean = sum(rounds_to_all(n, seed) for seed in range(seeds)) / seeds
+        beyond.append(mean - (math.log2(n) + math.log(n)))
+    assert all(-1.0 < rest < 2.0 for rest in beyond), beyond
+    assert abs(beyond[-1] - beyond[0]) < 1.5
 
 
 def test_more_fanout_is_faster_and_costs_more():

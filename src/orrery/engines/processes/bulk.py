@@ -52,7 +52,7 @@ class Bulk:
     def _link(self, group: int) -> Link:
         link = self._links.get(group)
         if link is None:
-            link = self._links[group] = Link(self.post.net, wire.LANE_BULK, MOST_ARRAY_B)
+            link = self._links[group] = Link(self.post.net, wire.LANE_BULK, 2 * MOST_ARRAY_B)
         return link
 
     def inbox(self, node: int, peer: int, tag: str) -> Queue:
@@ -93,10 +93,8 @@ class Bulk:
         post.arrivals[number] = arrived
         crc = zlib.crc32(raw)
         header: _Header = (number, src, dst, tag, data.dtype.str, data.shape, crc)
-        link = self._link(group)
-        link.send(wire.frame(codec.encode(header), MOST_HEADER_B, f"the tag {tag[:20]!r}"))
-        if raw.nbytes:
-            link.send(raw)
+        head = wire.frame(codec.encode(header), MOST_HEADER_B, f"the tag {tag[:20]!r}")
+        self._link(group).send(*((head, raw) if raw.nbytes else (head,)))
 
     def take(self, group: int, header: _Header, array: Any) -> None:
         """An array is complete: hand it over and tell the sender."""

@@ -8,12 +8,11 @@ and the disk are the machine's own, and the order of events is not repeatable.
 from __future__ import annotations
 
 import asyncio
+import functools
 import math
 import secrets
-import shutil
 import signal
 import tempfile
-import threading
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -25,8 +24,8 @@ from orrery.engines.bind import cast
 from orrery.engines.processes import faults as faulting
 from orrery.engines.processes.arena import arena_folder
 from orrery.engines.processes.bill import rent
+from orrery.engines.processes.loops import new_loop, outside_loops, settle
 from orrery.engines.processes.parent import ParentPlace
-from orrery.engines.processes.place import new_loop
 from orrery.engines.processes.reports import OnLog, Reports
 from orrery.engines.processes.spec import (
     COUNTERS,
@@ -90,11 +89,11 @@ class ProcessEngine:
         self.seed = seed
         self.monitors = tuple(monitors)
         self.cast = cast(roles, world)
-        self.size = len(self.cast)
+        self.size = world.size
         self.schedule = world.schedule(seed)
         faulting.refuse_unreal(world, self.schedule)
         alone = faulting.signalled(self.schedule) if self.cast else frozenset()
-        self.groups = group_nodes(self.size, alone, nodes_per_process)
+        self.groups = group_nodes(len(self.cast), alone, nodes_per_process)
         if len(self.groups) > faulting.MOST_PROCESSES:
             raise PlatformLacks(
                 f"{len(self.groups)} processes are more than {faulting.MOST_PROCESSES}; raise "
@@ -121,56 +120,41 @@ class ProcessEngine:
         """Run until the workload ends, the time is up, or all is quiet."""
         if until_s is not None and not (until_s >= 0 and math.isfinite(until_s)):
             raise UsageError(f"until_s = {until_s!r} is not a time; give a number of seconds >= 0")
-        try:
-            asyncio.get_running_loop()
-        except RuntimeError:
-            return self._run(until_s)
-        return self._run_beside(until_s)
-
-    def _run_beside(self, until_s: float | None) -> Outcome:
-        """The caller stands in an event loop (a notebook): run in a thread beside it."""
-        found: list[Any] = []
-
-        def work() -> None:
-            try:
-                found.append(self._run(until_s))
-            except BaseException as error:
-                found.append(error)
-
-        thread = threading.Thread(target=work, name="orrery-processes", daemon=True)
-        thread.start()
-        thread.join()
-        if isinstance(found[0], BaseException):
-            raise found[0]
-        return found[0]  # type: ignore[no-any-return]
+        return outside_loops(lambda: self._run(until_s))
 
     def _run(self, until_s: float | None) -> Outcome:
         for monitor in self.monitors:
             monitor.start()
-        folder = tempfile.mkdtemp(prefix="orrery-")
-        arenas = tempfile.mkdtemp(prefix="orrery-", dir=arena_folder() or None)
-        spec = RunSpec(
-            world=self.world, seed=self.seed, cast=self.cast, groups=self.groups,
-            faults=self.schedule, folder=folder, arenas=arenas, driver=self._driver,
-            secret=secrets.token_bytes(32), **self._options,
-        )  # fmt: skip
-        self.counters = Counters(folder, len(self.groups) + 1, len(self.groups), len(self.schedule))
+        temporary = functools.partial(
+            tempfile.TemporaryDirectory, prefix="orrery-", ignore_cleanup_errors=True
+        )
+        with temporary() as folder, temporary(dir=arena_folder() or None) as arenas:
+            spec = RunSpec(
+                world=self.world, seed=self.seed, cast=self.cast, groups=self.groups,
+                faults=self.schedule, folder=folder, arenas=arenas, driver=self._driver,
+                tapped=self.reports.taps,
+                secret=secrets.token_bytes(32), **self._options,
+            )  # fmt: skip
+            self.counters = Counters(
+                folder, len(self.groups) + 1, len(self.groups), len(self.schedule)
+            )
+            try:
+                return self._supervise(spec, until_s)
+            finally:
+                self.counters.close()
+
+    def _supervise(self, spec: RunSpec, until_s: float | None) -> Outcome:
+        # The zygote is made before the loop, so that it inherits none.
+        self._boss = Supervisor(spec, self._start, self._hear, self._ended)
         loop: asyncio.AbstractEventLoop | None = None
         try:
-            # The zygote is made before the loop, so that it inherits none.
-            self._boss = Supervisor(spec, self._start, self._hear, self._ended)
-            try:
-                loop = new_loop()
-                return loop.run_until_complete(self._main(spec, loop, until_s))
-            finally:
-                self._boss.close()
-                if loop is not None:
-                    loop.run_until_complete(_settle(loop))
-                    loop.close()
+            loop = new_loop()
+            return loop.run_until_complete(self._main(spec, loop, until_s))
         finally:
-            self.counters.close()
-            shutil.rmtree(arenas, ignore_errors=True)
-            shutil.rmtree(folder, ignore_errors=True)
+            self._boss.close()
+            if loop is not None:
+                loop.run_until_complete(settle(loop))
+                loop.close()
 
     async def _main(
         self, spec: RunSpec, loop: asyncio.AbstractEventLoop, until_s: float | None
@@ -283,6 +267,8 @@ class ProcessEngine:
             reports.emit(*rest)
         elif word == "log":
             reports.log(*rest)
+        elif word == "tap":
+            reports.tap(*rest)
         elif word == "ready":
             self._is_ready(group, *rest)
         elif word == "store":
@@ -304,8 +290,11 @@ class ProcessEngine:
         self.fail(failure)
 
     def _is_ready(self, group: int, again: int, port: int, bulk_port: int) -> None:
+        pid = self._boss.pids.get(group)
+        if pid is None or again != self._incarnations.get(self.groups[group][0], 0):
+            return  # it was killed before this word of it was read
         self._ready[group] = (str(self._options["host"]), port, bulk_port)
-        self._pids.setdefault(group, []).append(self._boss.pids[group])
+        self._pids.setdefault(group, []).append(pid)
         if not self._running:
             if len(self._ready) == len(self.groups) + 1 and not self._all_ready.done():
                 self._all_ready.set_result(None)
@@ -379,7 +368,7 @@ class ProcessEngine:
         extra = {
             "start": self._start, "processes": len(self.groups), "restarts": self.restarts,
             "incarnations": dict(self._incarnations),
-            "pids": {node: self._pids.get(self.group_of(node), []) for node in range(self.size)},
+            "pids": {n: self._pids.get(g, []) for g, ns in enumerate(self.groups) for n in ns},
             **faulting.effects(self.schedule, self.counters),
             **{name: totals[name] for name in COUNTERS if name not in ("steps", "idle")},
         }  # fmt: skip
@@ -392,13 +381,3 @@ class ProcessEngine:
             alive=[node not in self.nemesis.down for node in range(self.size)],
             money=money, violations=self.reports.violations, extra=extra,
         )  # fmt: skip
-
-
-async def _settle(loop: asyncio.AbstractEventLoop) -> None:
-    """Let cancelled work of the loop end before the loop is closed."""
-    left = [task for task in asyncio.all_tasks(loop) if task is not asyncio.current_task()]
-    for task in left:
-        task.cancel()
-    await asyncio.gather(*left, return_exceptions=True)
-    await loop.shutdown_default_executor()
-    await asyncio.sleep(0)

@@ -20,7 +20,7 @@ from orrery.world import Byzantine, Crash, DeviceLoss, Hang, Pause, Slow, SpotRe
 from orrery.world.faults import Fault
 
 _SIGNALLED = (Crash, Pause, Slow, SpotReclaim)
-SLOW_PERIOD_S = 0.02
+SLOW_PERIOD_S = 0.04
 MOST_PROCESSES = 512
 
 
@@ -164,19 +164,21 @@ class Nemesis:
     def _slow(self, fault: Any) -> None:
         """The process runs one part in `factor` of each period."""
         self._note(fault)
-        run_ns = max(to_ns(SLOW_PERIOD_S / fault.factor), 500_000)
-        stop_ns = int(run_ns * (fault.factor - 1.0))
+        run_s = max(SLOW_PERIOD_S / fault.factor, 0.001)
+        stop_s = run_s * (fault.factor - 1.0)
+        # The turns are taken on the loop, not in the kernel: they keep no run from being quiet.
+        loop = self._kernel.loop
 
         def stop() -> None:
-            if fault.during(self._kernel.now_ns() / 1e9) and stop_ns:
+            if fault.during(self._kernel.now_ns() / 1e9) and stop_s > 0:
                 for node in nodes_of(fault):
                     self._stop(node)
-                self._kernel.call_at(self._kernel.now_ns() + stop_ns, go)
+                loop.call_later(stop_s, go)
 
         def go() -> None:
             for node in nodes_of(fault):
                 self._go(node)
-            self._kernel.call_at(self._kernel.now_ns() + run_ns, stop)
+            loop.call_later(run_s, stop)
 
         stop()
 

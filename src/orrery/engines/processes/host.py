@@ -125,6 +125,17 @@ class ProcessHost:
     def log(self, *words: object) -> None:
         self._place.log(self.now, self.id, " ".join(str(word) for word in words))
 
+    # -- ranks
+
+    def fellows(self) -> Sequence[int]:
+        """All nodes that run the same part."""
+        return self._place.spec.fellows(self.id)
+
+    def tap(self, phase: str, kind: str, tag: str, data: Any) -> None:
+        """Show every monitor what enters ("before") or leaves ("after") a collective."""
+        if self._place.spec.tapped:
+            self._place.tap(self.now, self.id, phase, kind, tag, data)
+
     # -- bulk data
 
     async def transfer(self, peer: int, array: Any, tag: str = "") -> None:

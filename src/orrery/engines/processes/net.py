@@ -95,24 +95,26 @@ class Link:
             self._retry_at_s = 0.0
             self._backoff_s = BACKOFF_S[0]
 
-    def send(self, framed: bytes | memoryview) -> None:
-        """Write a frame, or keep it while the connection opens; a dead peer's are lost."""
+    def send(self, *frames: bytes | memoryview) -> None:
+        """Write frames together, or keep them while the connection opens; or lose them together."""
         if self._transport is not None:
             if self._transport.get_write_buffer_size() > self._most_queued_B:
                 self._net.counters.add("lost")
-            else:
+                return
+            for framed in frames:
                 self._transport.write(framed)
             return
+        size_B = sum(len(framed) for framed in frames)
         if (
             self._address is None
             or self._closed
-            or self._queued_B + len(framed) > self._most_queued_B
+            or self._queued_B + size_B > self._most_queued_B
             or self._net.loop.time() < self._retry_at_s
         ):
             self._net.counters.add("lost")
             return
-        self._queue.append(framed)
-        self._queued_B += len(framed)
+        self._queue.extend(frames)
+        self._queued_B += size_B
         if self._opening is None:
             self._opening = self._net.loop.create_task(self._open())
 

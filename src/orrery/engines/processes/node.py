@@ -16,7 +16,8 @@ import traceback
 from typing import Any
 
 from orrery.engines.processes import values, wire
-from orrery.engines.processes.place import Place, new_loop
+from orrery.engines.processes.loops import new_loop
+from orrery.engines.processes.place import Place
 from orrery.engines.processes.spec import Counters, RunSpec
 from orrery.engines.processes.store import StoreDoor
 from orrery.engines.processes.tasks import Call
@@ -54,6 +55,9 @@ class ChildPlace(Place):
 
     def emit(self, time_s: float, node: int, values: dict[str, Any]) -> None:
         self.say("emit", time_s, node, values)
+
+    def tap(self, time_s: float, node: int, *what: Any) -> None:
+        self.say("tap", time_s, node, *what)
 
     def log(self, time_s: float, node: int, words: str) -> None:
         self.say("log", time_s, node, words)

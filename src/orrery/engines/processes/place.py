@@ -24,16 +24,6 @@ from orrery.engines.processes.tasks import Call
 from orrery.world import BitFlip, Crash, PowerCap, SpotReclaim, Straggler
 
 
-def new_loop() -> asyncio.AbstractEventLoop:
-    """An event loop: uvloop's where it is installed, else asyncio's own."""
-    try:
-        import uvloop
-    except ImportError:
-        return asyncio.new_event_loop()
-    loop: asyncio.AbstractEventLoop = uvloop.new_event_loop()
-    return loop
-
-
 class Place:
     """What the nodes of one process stand on."""
 
@@ -66,6 +56,9 @@ class Place:
     def emit(self, time_s: float, node: int, values: dict[str, Any]) -> None:
         """A node reports values."""
         raise AssertionError("each kind of place reports in its own way")
+
+    def tap(self, time_s: float, node: int, *what: Any) -> None:
+        """A rank shows what goes in or out of a collective."""
 
     def log(self, time_s: float, node: int, words: str) -> None:
         """A node says something to people."""

@@ -50,7 +50,12 @@ class Post:
     # -- out
 
     def rpc_at(self, peer: int, method: Any) -> Rpc:
-        if not isinstance(peer, int) or not 0 <= peer < len(self.spec.group_of):
+        spec = self.spec
+        if (
+            not isinstance(peer, int)
+            or not 0 <= peer <= spec.size
+            or (peer < spec.size and not spec.cast)
+        ):
             raise PartError(f"there is no node {peer!r}; ids are 0..{self.spec.size - 1}")
         key = (method, self.spec.class_of(peer))
         rpc = self._rpcs.get(key)

@@ -6,8 +6,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from orrery.base.errors import PartError
+from orrery.base.violation import Violation
 from orrery.parts.monitor import Monitor
-from orrery.parts.problem import Record, Violation
+from orrery.parts.problem import Record
 from orrery.world import BitFlip, Byzantine
 from orrery.world.faults import Fault
 
@@ -37,6 +38,19 @@ class Reports:
         self.records.append(Record(time_s, node, values))
         for monitor in self._monitors:
             monitor.on_emit(time_s, node, values)
+
+    @property
+    def taps(self) -> bool:
+        """Whether any monitor looks at collectives; else their data need not be sent here."""
+        hooks = ("before_collective", "after_collective")
+        return any(getattr(type(monitor), hook) is not getattr(Monitor, hook)
+                   for monitor in self._monitors for hook in hooks)  # fmt: skip
+
+    def tap(self, time_s: float, node: int, phase: str, kind: str, tag: str, data: Any) -> None:
+        """A rank enters or leaves a collective."""
+        for monitor in self._monitors:
+            see = monitor.before_collective if phase == "before" else monitor.after_collective
+            see(time_s, node, kind, tag, data)
 
     def log(self, time_s: float, node: int, words: str) -> None:
         if self._on_log is not None:

@@ -37,22 +37,34 @@ class RunSpec:
     raw: bool
     max_frame_B: int
     driver: Any
+    tapped: bool = False  # whether a monitor wants to see collectives
 
     def __post_init__(self) -> None:
-        self.size = len(self.cast)
+        self.size = self.world.size  # also where nobody is cast and the problem acts alone
         self.group_of = [0] * self.size
         for group, nodes in enumerate(self.groups):
             for node in nodes:
                 self.group_of[node] = group
+        self._fellows: dict[int, list[int]] = {}
         self.driver_group = len(self.groups)
         self.group_of.append(self.driver_group)
 
     def class_of(self, node: int) -> type:
         """The user's class at a node; the driver's for the place after the last."""
-        return type(self.cast[node][1]) if node < self.size else type(self.driver)
+        if node >= self.size:
+            return type(self.driver)
+        return type(self.cast[node][1]) if self.cast else Node
 
     def role_of(self, node: int) -> str:
-        return self.cast[node][0] if node < self.size else "driver"
+        return self.cast[node][0] if node < len(self.cast) else "driver"
+
+    def fellows(self, node: int) -> list[int]:
+        """The nodes that run the same part as this one."""
+        known = self._fellows
+        part = self.cast[node][1]
+        if id(part) not in known:
+            known[id(part)] = [i for i, (_, other) in enumerate(self.cast) if other is part]
+        return known[id(part)]
 
     def to_bytes(self) -> bytes:
         """The spec for a fresh interpreter; a part that cannot be found there is named."""
@@ -65,6 +77,7 @@ class RunSpec:
                 "groups": self.groups, "folder": self.folder, "arenas": self.arenas,
                 "secret": self.secret, "host": self.host, "raw": self.raw,
                 "max_frame_B": self.max_frame_B, "driver": self.driver,
+                "tapped": self.tapped,
             })  # fmt: skip
         except CodecError as error:
             raise PartError(
@@ -84,6 +97,7 @@ class RunSpec:
             folder=fields["folder"], arenas=fields["arenas"], secret=fields["secret"],
             host=fields["host"], raw=fields["raw"], max_frame_B=fields["max_frame_B"],
             driver=fields["driver"],
+            tapped=fields["tapped"],
         )  # fmt: skip
 
 

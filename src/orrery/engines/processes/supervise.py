@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import select
 import signal
 import socket
 import struct
@@ -58,12 +59,10 @@ class Supervisor:
         self._open: set[_Line] = set()  # also those of the dead that are not read to the end
         self._loop: asyncio.AbstractEventLoop | None = None
         self._popen: subprocess.Popen[bytes] | None = None
+        data = spec.to_bytes() if start == "spawn" else b""
         self._socket, theirs = socket.socketpair()
         with theirs:
-            if start == "fork":
-                self._pid = self._fork(theirs)
-            else:
-                self._pid = self._start(theirs)
+            self._pid = self._fork(theirs) if start == "fork" else self._start(theirs, data)
 
     def _fork(self, theirs: socket.socket) -> int:
         parent = os.getpid()
@@ -72,8 +71,7 @@ class Supervisor:
             become_zygote(self._spec, theirs, parent)
         return pid
 
-    def _start(self, theirs: socket.socket) -> int:
-        data = self._spec.to_bytes()
+    def _start(self, theirs: socket.socket, data: bytes) -> int:
         env = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
         command = [sys.executable, "-m", "orrery.engines.processes.zygote", str(theirs.fileno())]
         self._popen = subprocess.Popen(
@@ -97,7 +95,10 @@ class Supervisor:
         self._order(SIGNAL, group, signum)
 
     def _order(self, order: int, group: int, number: int) -> None:
+        if self._socket.fileno() < 0:
+            return  # the run is over; a timer of it may still ring
         with contextlib.suppress(BrokenPipeError):  # a lost zygote is noticed where it is read
+            select.select([], [self._socket], [])
             self._socket.send(ORDER.pack(order, group, number))
 
     def say(self, group: int, *words: Any) -> None:

@@ -71,6 +71,14 @@ class Zygote:
         signal.signal(signal.SIGTERM, lambda *_: self._end())
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.set_wakeup_fd(self._wake_w, warn_on_full_buffer=False)
+        try:
+            self._serve()
+        except Exception:
+            traceback.print_exc()
+        finally:
+            self._end()
+
+    def _serve(self) -> None:
         while True:
             line = self._line.fileno()
             readable, _, _ = select.select([line, self._wake_r], [], [])
@@ -79,10 +87,13 @@ class Zygote:
                     os.read(self._wake_r, 4096)
                 self._bury()
             if line in readable and not self._obey():
-                self._end()
+                return
 
     def _obey(self) -> bool:
-        data = self._line.recv(ORDER.size, socket.MSG_WAITALL)
+        try:
+            data = self._line.recv(ORDER.size, socket.MSG_WAITALL)
+        except OSError:
+            data = b""  # the parent died with a report of ours unread
         if len(data) < ORDER.size:
             return False
         order, group, number = ORDER.unpack(data)

@@ -15,17 +15,9 @@ from orrery.base.errors import UsageError
 from orrery.base.rand import Stream
 from orrery.base.units import FOREVER_NS
 from orrery.engines.virtual import kernel_py
-from orrery.engines.virtual.kernel_py import (  # the same names as the other kernels
-    ALIVE,
-    Deadline,
-    Event,
-    Host,
-    Lock,
-    Queue,
-    Task,
-    Throw,
-)
-from orrery.engines.virtual.waits_py import Call
+from orrery.engines.virtual.kernel_py import ALIVE, Host
+from orrery.engines.virtual.sending_py import MESSAGE
+from orrery.engines.virtual.waits_py import Call, Deadline, Event, Lock, Queue, Task, Throw
 
 NAME = "chosen"
 TICK = -1  # the choice that lets the next timer fire
@@ -46,7 +38,7 @@ class Kernel(kernel_py.Kernel):
         self.plain = None  # every message must pass `push`
 
     def push(self, when: int, entry: Any) -> None:
-        if entry[1] == kernel_py.MESSAGE:
+        if entry[1] == MESSAGE:
             self.pool.append(entry)
         else:
             super().push(when, entry)

@@ -1,4 +1,4 @@
-"""Clocks that nodes read: true time bent by skew, drift and jumps, from the world and its faults."""
+"""Clocks that nodes read: true time bent by the skew, drift and jumps of the world."""
 
 from __future__ import annotations
 

@@ -15,6 +15,7 @@ from typing import Any
 from orrery.base.errors import PartError, UsageError
 from orrery.base.rand import key_of
 from orrery.base.units import FOREVER_NS, to_ns
+from orrery.base.violation import Violation
 from orrery.engines.bind import bound_class, cast
 from orrery.engines.virtual import kernel as kernels
 from orrery.engines.virtual import net
@@ -25,7 +26,7 @@ from orrery.engines.virtual.faults import Faults
 from orrery.engines.virtual.host import host_class
 from orrery.engines.virtual.store import Store
 from orrery.parts.monitor import Monitor
-from orrery.parts.problem import Driver, Outcome, Problem, Record, Violation
+from orrery.parts.problem import Driver, Outcome, Problem, Record
 from orrery.parts.rpc import resolve
 from orrery.world import World
 
@@ -92,9 +93,7 @@ class Engine:
 
     # -- building
 
-    def _choose(
-        self, schedule: Sequence[int] | None, choose: Callable[[Any], int] | None
-    ) -> None:
+    def _choose(self, schedule: Sequence[int] | None, choose: Callable[[Any], int] | None) -> None:
         module: Any = self.kernel_module
         if choose is None:
             by_script = schedule is not None
@@ -103,9 +102,9 @@ class Engine:
 
     def _bind(self) -> None:
         base = host_class(self.kernel_module)
-        classes: dict[int, type] = {}
+        classes: dict[int, Any] = {}
         for index, (_, part) in enumerate(self.cast):
-            cls = classes.get(id(part))
+            cls: Any = classes.get(id(part))
             if cls is None:
                 cls = classes[id(part)] = bound_class(base, part)
                 cls._engine = self
@@ -249,7 +248,9 @@ class Engine:
             energy_J=energy_J, money=money + self.store.bill(),
             digest=self.hasher.hexdigest(), spans=kernel.trace or [],
             violations=self.violations,
-            extra={"kernel": self.kernel_module.NAME, **self._choices(), "transfers": self.flows.count,
-                   "transfer_bytes": self.flows.bytes, "incarnations": dict(self.incarnations),
-                   **self.faults.extra(), **self.devices.extra()},
+            extra={
+                "kernel": self.kernel_module.NAME, "transfers": self.flows.count,
+                "transfer_bytes": self.flows.bytes, "incarnations": dict(self.incarnations),
+                **self._choices(), **self.faults.extra(), **self.devices.extra(),
+            },
         )  # fmt: skip

@@ -18,9 +18,10 @@ import msgspec
 
 from orrery.base.codec import encode
 from orrery.base.errors import CodecError
+from orrery.base.violation import Violation
 from orrery.engines.virtual.chosen import TICK, Kernel
 from orrery.engines.virtual.engine import Engine
-from orrery.parts.problem import Outcome, Problem, Violation
+from orrery.parts.problem import Outcome, Problem
 from orrery.world import World
 
 
@@ -152,9 +153,7 @@ def fingerprint(kernel: Kernel) -> bytes | None:
             (src, dst, slot.name, encode(args), is_reply)
             for _, _, src, dst, slot, args, _, is_reply, _, _ in kernel.pool
         )
-        timers = sorted(
-            (when - kernel.now, len(bucket)) for when, bucket in kernel.buckets.items()
-        )
+        timers = sorted((when - kernel.now, len(bucket)) for when, bucket in kernel.buckets.items())
         return hashlib.blake2b(encode((nodes, messages, timers)), digest_size=16).digest()
     except (CodecError, _Unreadable):
         return None

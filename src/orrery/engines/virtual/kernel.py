@@ -25,7 +25,7 @@ def load(name: str | None = None) -> ModuleType:
 
         return chosen
     try:
-        from orrery.engines.virtual import _kernel
+        from orrery.engines.virtual import _kernel  # type: ignore[attr-defined]
     except ImportError as error:
         if wanted == "c":
             raise PlatformLacks(

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING, Any, cast
 
 from orrery.base.codec import encode
 from orrery.base.errors import Refused
@@ -110,9 +111,8 @@ class Transfers:
             links = tuple(engine.wiring.bulk_path(src, dst))
             latency_ns = to_ns(engine.wiring.latency(src, dst))
         if not links or not array.nbytes:
-            kernel.call_at(
-                kernel.now + latency_ns, lambda: self._arrive(src, dst, tag, array, arrived)
-            )
+            arrive = partial(self._arrive, src, dst, tag, array, arrived)
+            kernel.call_at(kernel.now + latency_ns, arrive)
         else:
             net = self.net
             flow = net.start(
@@ -153,12 +153,9 @@ class Transfers:
         self._timer = None
         for flow, done in self.net.finish_due(kernel.now):
             self._open.pop(flow, None)
-            src, dst, tag, array, arrived, latency_ns = done
+            *what, latency_ns = cast(tuple[Any, ...], done)
             # The last byte leaves now and is there one latency later.
-            kernel.call_at(
-                kernel.now + latency_ns,
-                lambda s=src, d=dst, t=tag, a=array, e=arrived: self._arrive(s, d, t, a, e),
-            )
+            kernel.call_at(kernel.now + latency_ns, partial(self._arrive, *what))
         self._settle_soon()
 
     def _arrive(self, src: int, dst: int, tag: str, array: Any, arrived: Any) -> None:
@@ -181,5 +178,3 @@ class Transfers:
         """A fault changes what a link can carry."""
         self.net.set_capacity(self._engine.kernel.now, link, capacity_Bps)
         self._settle_soon()
-
-

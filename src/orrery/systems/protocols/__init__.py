@@ -15,6 +15,7 @@ _HOMES = {
     "AtomicCommit": _PROBLEMS,
     "Broadcast": _PROBLEMS,
     "Broadcaster": _PROBLEMS,
+    "CommitProtocol": _PROBLEMS,
     "Coordinator": _PROBLEMS,
     "Lookup": _PROBLEMS,
     "Overlay": _PROBLEMS,
@@ -30,7 +31,25 @@ _HOMES = {
     "TwoPhaseParticipant": _BASELINES,
 }
 
-__all__ = sorted(_HOMES)
+__all__ = [
+    "AtomicCommit",
+    "Broadcast",
+    "Broadcaster",
+    "Chord",
+    "CommitProtocol",
+    "Coordinator",
+    "Flood",
+    "Lookup",
+    "Overlay",
+    "Participant",
+    "PushGossip",
+    "Raft",
+    "ReplicatedStore",
+    "StoreNode",
+    "TwoPhaseCommit",
+    "TwoPhaseCoordinator",
+    "TwoPhaseParticipant",
+]
 
 if TYPE_CHECKING:
     from orrery.systems.protocols.baselines import (
@@ -46,6 +65,7 @@ if TYPE_CHECKING:
         AtomicCommit,
         Broadcast,
         Broadcaster,
+        CommitProtocol,
         Coordinator,
         Lookup,
         Overlay,

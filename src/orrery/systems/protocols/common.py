@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from orrery.check.violation import Violation as Found
-from orrery.parts.problem import Outcome, Violation
+import msgspec
+
+from orrery.base.violation import Violation
+from orrery.parts.problem import Outcome
 from orrery.world import Crash, SpotReclaim, World
 
 
@@ -32,7 +34,7 @@ def downtimes(outcome: Outcome) -> dict[int, list[tuple[float, float | None]]]:
     for fault in outcome.world.schedule(outcome.seed):
         if not isinstance(fault, Crash | SpotReclaim) or fault.at_s > outcome.seconds:
             continue
-        nodes = fault.node if isinstance(fault.node, tuple) else (fault.node,)
+        nodes: Any = fault.node if isinstance(fault.node, tuple) else (fault.node,)
         until_s = fault.until_s
         if until_s is not None and until_s > outcome.seconds:
             until_s = None
@@ -59,12 +61,9 @@ def restarts(outcome: Outcome) -> dict[int, list[float]]:
     }
 
 
-def as_violations(found: Iterable[Found], time_s: float | None = None) -> list[Violation]:
-    """A checker's findings as the violations of a run."""
-    return [
-        Violation(kind=each.kind, message=each.message, evidence=each.evidence, time_s=time_s)
-        for each in found
-    ]
+def as_violations(found: Iterable[Violation], time_s: float) -> list[Violation]:
+    """A checker's findings, dated with the end of the run that they judge."""
+    return [msgspec.structs.replace(each, time_s=time_s) for each in found]
 
 
 def quantile(values: Iterable[float], share: float) -> float:

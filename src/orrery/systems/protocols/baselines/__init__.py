@@ -15,7 +15,15 @@ _HOMES = {
     "TwoPhaseParticipant": "two_phase_commit",
 }
 
-__all__ = sorted(_HOMES)
+__all__ = [
+    "Chord",
+    "Flood",
+    "PushGossip",
+    "Raft",
+    "TwoPhaseCommit",
+    "TwoPhaseCoordinator",
+    "TwoPhaseParticipant",
+]
 
 if TYPE_CHECKING:
     from orrery.systems.protocols.baselines.chord import Chord

@@ -25,11 +25,12 @@ class Chord(Overlay):
     does not answer (rectify).
 
     Knobs: `successors`, the length of the successor list; `stabilise_s` and `fix_s`, the periods of
-    stabilisation and of mending one finger; `timeout_s` and `tries`, after which a node counts as
-    gone; `find_s`, how long a lookup may take before it is tried again; `style`, whether the nodes
-    pass a question on (`recursive`) or the asking node walks (`iterative`); `warm`, to begin with a
-    perfect ring, for experiments on a ring at rest; `bootstrap`, the node that begins a cold ring;
-    `shortcuts`, to let questions also jump along the successor list (the journal version, 2003).
+    stabilisation and of mending one finger; `timeout_s` (at least) and `tries`, after which a node
+    counts as gone; `find_s` (at least), after which a lookup is tried again; `style`, whether the
+    nodes pass a question on (`recursive`) or the asking node walks (`iterative`); `warm`, to begin
+    with a perfect ring, for experiments on a ring at rest; `bootstrap`, the node that begins a cold
+    ring; `shortcuts`, to let questions also jump along the successor list (the journal version).
+    A bootstrap node that comes back and finds nobody in the ring begins a new one.
 
     Differs from the paper: the owner itself answers, and hands a key back to a predecessor that the
     asking side did not know yet. As in the paper, a ring that a partition has cut in two does not
@@ -40,7 +41,7 @@ class Chord(Overlay):
     successors: Count = 6
     stabilise_s: Positive = 0.25
     fix_s: Positive = 0.25
-    timeout_s: Positive = 0.02
+    timeout_s: Positive = 0.03
     tries: Count = 3
     find_s: Positive = 0.5
     style: Literal["recursive", "iterative"] = "recursive"
@@ -60,6 +61,8 @@ class Chord(Overlay):
         self.fingers: dict[int, int] = {}  # exponent -> node, only those beyond the successor
         self.near_first: list[int] = []  # the nodes of the fingers, nearest first
         self.gaps: list[int] = []  # and how far up the ring from here each of them is
+        self.rtt_s: dict[int, float] = {}  # the usual round trip to a peer
+        self.slow_s = 0.0  # a slow round trip of late
         self.tickets = 0
         self.open: dict[int, Any] = {}
 
@@ -100,21 +103,32 @@ class Chord(Overlay):
 
     async def _enter(self, helpers: Sequence[int]) -> None:
         """Join the ring through a helper, or through any peer that is in it."""
-        wanted = list(helpers)
+        wanted, failures = list(helpers), 0
         while not self.joined:
+            if failures and failures % 3 == 0 and await self._ring_is_lost():
+                self._begin_alone()
+                return
             helper = wanted.pop(0) if wanted else self.rng.choice(self.peers)
             try:
-                async with self.deadline(2 * self.find_s):
+                async with self.deadline(2 * max(self.find_s, 30 * self.slow_s)):
                     owner, _ = await self.ask(helper, Chord.locate, self.place, self.id)
                 view = await self._call(owner, Chord.pointers) if owner != self.id else None
             except (DeadlineExceeded, Refused):
                 view = None
             if view is None:
+                failures += 1
                 await self.sleep(self.rng.uniform(0.5, 1.0) * self.stabilise_s)
             elif not self.joined:
                 self.joined = True
                 self._adopt(owner, view[1])
                 self.tell(owner, Chord.notify)
+
+    async def _ring_is_lost(self) -> bool:
+        """Whether the bootstrap node finds nobody in the ring, so that it has to begin anew."""
+        if self.id != min(self.bootstrap, len(self.peers)):
+            return False
+        inside = await self.all(*(self._call(peer, Chord.alive) for peer in self.peers))
+        return not self.joined and not any(inside)
 
     # -- the port
 
@@ -207,7 +221,7 @@ class Chord(Overlay):
             return self.id, 0
         for _ in range(self.tries):
             try:
-                async with self.deadline(self.find_s):
+                async with self.deadline(max(self.find_s, 30 * self.slow_s)):
                     if self.style == "iterative":
                         return await self._walk(key, without)
                     return await self._send_out(key, without)
@@ -247,17 +261,19 @@ class Chord(Overlay):
             skip.append(node)
 
     async def _walk(self, key: int, without: int) -> tuple[int, int]:
-        """Ask node after node where to go next; a silent one is avoided and its giver asked anew."""
+        """Ask node after node where to go next; round a silent one, its giver is asked anew."""
         skip, trail, hops = [without], [self.id], 0
         node, final = self._choose(key, skip, False)
         while node != trail[-1]:
             answer = await self._call(node, Chord.step, key, tuple(skip), final)
+            self._must_be_in()
             if answer is None:
                 skip.append(node)
                 self._forget(node)
                 giver = trail[-1]
                 answer = self._choose(key, skip, False) if giver == self.id else await self._call(
                     giver, Chord.step, key, tuple(skip), False)  # fmt: skip
+                self._must_be_in()
                 if answer is None:  # the giver is gone as well: begin again
                     trail, answer, hops = [self.id], self._choose(key, skip, False), 0
                 node, final = answer
@@ -344,15 +360,27 @@ class Chord(Overlay):
                 self._sort_fingers()
 
     async def _call(self, peer: int, method: Callable[..., Any], *args: Any) -> Any:
-        """Ask a few times; None when the peer says no or nothing."""
-        for _ in range(self.tries):
+        """Ask a few times; None when the peer says no or nothing.
+
+        An answer is waited for three of the peer's usual round trips; of a peer that has never
+        answered nothing is known, so each try waits four times as long as the last.
+        """
+        usual_s = self.rtt_s.get(peer)
+        for attempt in range(self.tries):
+            wait_s = self.timeout_s * 4**attempt if usual_s is None else 3 * usual_s
+            sent_s = self.now
             try:
-                async with self.deadline(self.timeout_s):
-                    return await self.ask(peer, method, *args)
+                async with self.deadline(max(self.timeout_s, wait_s)):
+                    answer = await self.ask(peer, method, *args)
             except DeadlineExceeded:
                 continue
             except Refused:
                 return None
+            took_s = self.now - sent_s
+            # A slow answer counts at once and is forgotten slowly.
+            self.rtt_s[peer] = max(took_s, 0.9 * (usual_s or 0.0) + 0.1 * took_s)
+            self.slow_s = max(took_s, 0.99 * self.slow_s)
+            return answer
         return None
 
     # -- pointers
@@ -418,7 +446,7 @@ class Chord(Overlay):
         return self._within(self.pred, key, self.id)
 
     def _within(self, a: int, key: int, b: int) -> bool:
-        """Whether a key lies in (a, b] going up the ring, for nodes a and b; all of it if a is b."""
+        """Whether a key lies in (a, b] going up the ring, for nodes a and b; if a is b, always."""
         size, bits = 1 << self.bits, self.bits
         low = place_of(a, bits)
         return 0 < (key - low) % size <= ((place_of(b, bits) - low) % size or size)

@@ -9,6 +9,7 @@ _HOMES = {
     "AtomicCommit": "atomic_commit",
     "Broadcast": "broadcast",
     "Broadcaster": "broadcast",
+    "CommitProtocol": "atomic_commit",
     "Coordinator": "atomic_commit",
     "Lookup": "lookup",
     "Overlay": "lookup",
@@ -17,11 +18,23 @@ _HOMES = {
     "StoreNode": "replicated_store",
 }
 
-__all__ = sorted(_HOMES)
+__all__ = [
+    "AtomicCommit",
+    "Broadcast",
+    "Broadcaster",
+    "CommitProtocol",
+    "Coordinator",
+    "Lookup",
+    "Overlay",
+    "Participant",
+    "ReplicatedStore",
+    "StoreNode",
+]
 
 if TYPE_CHECKING:
     from orrery.systems.protocols.problems.atomic_commit import (
         AtomicCommit,
+        CommitProtocol,
         Coordinator,
         Participant,
     )

@@ -16,6 +16,7 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from orrery.base.errors import PartError
+from orrery.base.violation import Violation
 from orrery.check import broadcast as checks
 from orrery.parts import (
     Count,
@@ -26,7 +27,6 @@ from orrery.parts import (
     Outcome,
     Positive,
     Problem,
-    Violation,
     rpc,
 )
 from orrery.parts.rpc import rpcs_of
@@ -42,7 +42,7 @@ CLIENTS = "clients"
 
 
 class Broadcaster(Node):
-    """The port of `Broadcast`: take a value in `broadcast`, report it by `emit(delivered=value)`."""
+    """The port of `Broadcast`: values come in by `broadcast`, go out by `emit(delivered=value)`."""
 
     @rpc
     async def broadcast(self, value: int) -> None:
@@ -183,7 +183,8 @@ def _lives(outcome: Outcome) -> dict[int, list[list[tuple[int, float]]]]:
     }
     for time_s, node, value in outcome.emitted("delivered"):
         # A nanosecond of grace: engines keep whole nanoseconds, schedules do not.
-        number = sum(begin <= time_s + 1e-9 for begin in begun.get(node, ()))
+        times = begun.get(node)
+        number = sum(begin <= time_s + 1e-9 for begin in times) if times else 0
         lives.setdefault(node, [[]])[number].append((value, time_s))
     return lives
 

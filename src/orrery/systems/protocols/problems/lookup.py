@@ -18,6 +18,7 @@ from typing import Annotated, Any, ClassVar
 import msgspec
 
 from orrery.base.errors import DeadlineExceeded, PartError, Refused
+from orrery.base.violation import Violation
 from orrery.check import overlay as checks
 from orrery.parts import (
     Count,
@@ -28,7 +29,6 @@ from orrery.parts import (
     Outcome,
     Positive,
     Problem,
-    Violation,
     Whole,
     rpc,
 )
@@ -127,22 +127,18 @@ class Lookup(Problem):
         plan = sorted(rng.uniform(0.0, self.spread_s) for _ in range(self.lookups))
         # All draws are made before anything waits, so that engines ask the same questions.
         asks = [(at_s, rng.choice(keys), rng.random()) for at_s in plan]
-        leaving = self._departures(driver)
-        tasks = [driver.spawn(self._come_and_go(driver, begin_s, leaving, away))]
-        for at_s, key, origin in asks:
-            tasks.append(driver.spawn(
-                self._ask(driver, begin_s + at_s, key, origin, away, not troubled)))  # fmt: skip
-        for task in tasks:
-            await task
+        await driver.all(
+            self._come_and_go(driver, begin_s, self._departures(driver), away),
+            *(self._ask(driver, begin_s + at_s, key, origin, away, not troubled)
+              for at_s, key, origin in asks),
+        )  # fmt: skip
         if troubled:
             calm_s = max(driver.now, last_fault_end_s(driver.world)) + self.settle_s
             await driver.sleep(calm_s - driver.now)
-        asks = [(0.01 * i, rng.choice(keys), rng.random()) for i in range(self.final)]
         begin_s = driver.now
-        last = [driver.spawn(self._ask(driver, begin_s + at_s, key, origin, away, True))
-                for at_s, key, origin in asks]  # fmt: skip
-        for task in last:
-            await task
+        asks = [(0.01 * i, rng.choice(keys), rng.random()) for i in range(self.final)]
+        await driver.all(*(self._ask(driver, begin_s + at_s, key, origin, away, True)
+                           for at_s, key, origin in asks))  # fmt: skip
 
     def _departures(self, driver: Driver) -> list[tuple[float, float, float]]:
         """When somebody leaves, and the two draws that pick who, and through whom it returns."""
@@ -255,9 +251,7 @@ def _present(driver: Driver, away: Mapping[int, None]) -> list[int]:
     return [node for node in driver.nodes if node not in away and driver.alive(node)]
 
 
-def _from(
-    driver: Driver, away: Mapping[int, None], nodes: Sequence[int], start: int
-) -> int | None:
+def _from(driver: Driver, away: Mapping[int, None], nodes: Sequence[int], start: int) -> int | None:
     """The first node that is there, going round from a place in the list."""
     for i in range(len(nodes)):
         node = nodes[(start + i) % len(nodes)]

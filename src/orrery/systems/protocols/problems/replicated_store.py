@@ -16,6 +16,7 @@ import msgspec
 
 from orrery.base.errors import DeadlineExceeded, KnobError, Refused
 from orrery.base.rand import Stream
+from orrery.base.violation import Violation
 from orrery.check import CasRegister, History, linearizable
 from orrery.check.agreement import one_leader_per_term, state_machine_safety
 from orrery.parts import (
@@ -28,10 +29,10 @@ from orrery.parts import (
     Outcome,
     Positive,
     Problem,
-    Violation,
     Whole,
     rpc,
 )
+from orrery.systems.protocols.common import last_fault_end_s, quantile
 from orrery.world import World
 
 
@@ -144,7 +145,7 @@ class ReplicatedStore(Problem):
             for name in range(self.clients + 1)
         ]
         prober = people.pop()
-        healed_s = last_fault_s(driver.world)
+        healed_s = last_fault_end_s(driver.world)
         jobs = [person.work() for person in people]
         trial = Trial(history, healed_s, 0.0, 0.0)
         if self.changes:
@@ -201,8 +202,7 @@ class ReplicatedStore(Problem):
                 found.append(Violation(kind="unfinished", message="the workload did not end"))
             return found
         verdict = linearizable(trial.history, CasRegister())
-        for bad in verdict.violations:
-            found.append(Violation(kind=bad.kind, message=bad.message, evidence=bad.evidence))
+        found += verdict.violations
         if verdict.ok is None:
             found.append(Violation(kind="undecided", message="the search ran out of budget"))
         if trial.stalled:
@@ -219,15 +219,15 @@ class ReplicatedStore(Problem):
         if not isinstance(trial, Trial):
             return {}
         ends = [op for op in trial.history if op.state == "ok" and op.ret_s is not None]
-        waits = sorted((op.ret_s or 0.0) - op.call_s for op in ends)
+        waits = [(op.ret_s or 0.0) - op.call_s for op in ends]
         commits = sum(op.f != "read" for op in ends)
         times = sorted(op.ret_s or 0.0 for op in ends if (op.ret_s or 0.0) <= trial.work_ended_s)
         marks = [0.0, *times, trial.work_ended_s]
         gaps = [b - a for a, b in zip(marks, marks[1:], strict=False)]
         return {
             "commits_per_s": commits / outcome.seconds if outcome.seconds > 0 else 0.0,
-            "latency_p50_s": _quantile(waits, 0.5),
-            "latency_p99_s": _quantile(waits, 0.99),
+            "latency_p50_s": quantile(waits, 0.5),
+            "latency_p99_s": quantile(waits, 0.99),
             "unknown": float(sum(state == "unknown" for state in trial.history.states)),
             "elections": float(len(outcome.emitted("leads"))),
             "unavailable_s": max(gaps),
@@ -335,19 +335,6 @@ async def _reconfigure(driver: Driver, members: tuple[int, ...], limit_s: float)
     return False
 
 
-def last_fault_s(world: World) -> float:
-    """When the last fault that ends has ended; those without an end are part of the world."""
-    last = 0.0
-    for fault in world.faults:
-        if fault.until_s is not None:
-            last = max(last, fault.until_s)
-        between = getattr(fault, "between_s", None)
-        if between is not None:
-            down = fault.down_s  # type: ignore[attr-defined]
-            last = max(last, between[1] + (max(down) if isinstance(down, tuple) else down))
-    return last
-
-
 def _records_agree(outcome: Outcome) -> list[Violation]:
     """What the replicas emitted: leaders, commands by index, states by index."""
     leaders = [(term, node) for _, node, term in outcome.emitted("leads")]
@@ -370,14 +357,12 @@ def _records_agree(outcome: Outcome) -> list[Violation]:
                 evidence = {"index": index, "states": ((other, theirs), (node, mark))}
                 found.append(Violation(kind="state_fork", message=text, evidence=evidence,
                                        time_s=time_s, node=node))  # fmt: skip
-    for bad in one_leader_per_term(leaders) + _safe(lives):
-        found.append(Violation(kind=bad.kind, message=bad.message, evidence=bad.evidence))
-    return found
+    return found + one_leader_per_term(leaders) + _safe(lives)
 
 
-def _safe(lives: dict[tuple[int, int], list[tuple[int, Any]]]) -> list[Any]:
+def _safe(lives: dict[tuple[int, int], list[tuple[int, Any]]]) -> list[Violation]:
     """State-machine safety of each life of each node; a restored index only fixes the next one."""
-    found: list[Any] = []
+    found: list[Violation] = []
     chosen = {}
     for name, applied in lives.items():
         begins = applied[0][0] + 1 if applied[0][1] is None else None
@@ -405,10 +390,3 @@ def _laggards(outcome: Outcome, trial: Trial) -> list[Violation]:
                           f"elsewhere {outcome.seconds - trial.probed_s:g} s before")
         for node, index in enumerate(reached) if outcome.alive[node] and index < due
     ]  # fmt: skip
-
-
-def _quantile(sorted_values: list[float], q: float) -> float:
-    """The smallest value that at least a part q of the values do not exceed; 0 of none."""
-    if not sorted_values:
-        return 0.0
-    return sorted_values[min(len(sorted_values) - 1, max(0, math.ceil(q * len(sorted_values)) - 1))]

@@ -53,6 +53,7 @@ class RaftCore(StoreNode):
         self.rounds: dict[int, int] = {}
         self.round = 0
         self.acks: set[int] = set()
+        self.probing: set[int] = set()
         self.term_begins = 0
         self.waiting: dict[int, object] = {}
         self.reads: list[tuple[int, int, object]] = []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from orrery.base.errors import DeadlineExceeded
 from orrery.parts import rpc
-from orrery.systems.protocols.baselines.raft.core import RaftCore, Mode
+from orrery.systems.protocols.baselines.raft.core import Mode, RaftCore
 from orrery.systems.protocols.baselines.raft.storage import NOBODY
 
 

@@ -22,7 +22,7 @@ class Replication(Elections):
         self.mode, self.leader = Mode.LEADER, self.id
         self.emit(leads=self.term)
         self.next, self.match, self.outgoing = {}, {}, {}
-        self.rounds, self.acks = {}, set()
+        self.rounds, self.acks, self.probing = {}, set(), set(self.peers)
         # Only an entry of its own term tells a leader what is committed, and makes a change of
         # members safe; so each term begins with one.
         self.term_begins = self.add(Entry(self.term))
@@ -69,8 +69,9 @@ class Replication(Elections):
             self.send_snapshot(peer)
             return
         entries = log.part(first, self.batch)
-        # The next message need not wait for the answer: a gap is noticed and filled.
-        self.next[peer] = first + len(entries)
+        if peer not in self.probing:
+            # The next message need not wait for the answer: a gap is noticed and filled.
+            self.next[peer] = first + len(entries)
         self.tell(
             peer, Replication.append_entries, self.term, first - 1, before, entries, self.commit,
             self.round,
@@ -78,9 +79,10 @@ class Replication(Elections):
 
     @rpc
     def appended(
-        self, term: int, ok: bool, index: int, hint_term: int, round_: int, sender: int
-    ) -> None:
-        """A follower's answer: it has the log up to `index`, or go back to `index`."""
+        self, term: int, ok: bool, before: int, index: int, hint_term: int, round_: int,
+        sender: int,
+    ) -> None:  # fmt: skip
+        """A follower's answer: it has the log up to `index`, or `before` is wrong: go to `index`."""
         if not self.ready:
             return
         if term > self.term:
@@ -89,18 +91,28 @@ class Replication(Elections):
             return
         self.acks.add(sender)
         self.rounds[sender] = max(self.rounds.get(sender, 0), round_)
-        known = self.match.get(sender, 0)
         if ok:
-            self.match[sender] = known = max(known, index)
+            self.probing.discard(sender)
+            known = max(self.match.get(sender, 0), index)
+            self.match[sender] = known
             self.next[sender] = max(self.next.get(sender, 0), known + 1)
             self.advance()
+            if self.mode is Mode.LEADER and self.next[sender] <= self.journal.last_index:
+                self.send_to(sender)
         else:
-            # A whole term is passed over at once: to its end here, or past it where it is unknown.
-            back = self.journal.after_term(hint_term, self.next.get(sender, 0))
-            self.next[sender] = max(known + 1, index if back is None else min(back, index + 1))
-        if self.mode is Mode.LEADER and self.next[sender] <= self.journal.last_index:
-            self.send_to(sender)
+            self.go_back(sender, before, index, hint_term)
         self.serve_reads()
+
+    def go_back(self, peer: int, before: int, index: int, hint_term: int) -> None:
+        """The peer lacks `before`; try again further back, one message at a time."""
+        known = self.match.get(peer, 0)
+        if before <= known or (peer in self.probing and before != self.next[peer] - 1):
+            return  # the answer to an old message; to act on each would breed ever more of them
+        self.probing.add(peer)
+        # A whole term is passed over at once: to its end here, or past it where it is unknown.
+        back = self.journal.after_term(hint_term, before)
+        self.next[peer] = max(known + 1, index if back is None else back)
+        self.send_to(peer)
 
     def advance(self) -> None:
         """Commit what a majority has, if it is of this term (figure 8 of the paper says why)."""
@@ -145,13 +157,13 @@ class Replication(Elections):
         if not self.ready:
             return
         if term < self.term:
-            self.tell(sender, Replication.appended, self.term, False, 0, NOBODY, round_)
+            self.tell(sender, Replication.appended, self.term, False, before, 0, NOBODY, round_)
             return
         self.follow(term, sender)
         conflict = self.journal.conflict(before, before_term)
         if conflict is not None:
             back, hint_term = conflict
-            self.tell(sender, Replication.appended, term, False, back, hint_term, round_)
+            self.tell(sender, Replication.appended, term, False, before, back, hint_term, round_)
             return
         index, news = self.journal.news(before + 1, entries)
         if news:
@@ -162,7 +174,7 @@ class Replication(Elections):
         # While the disk wrote, this node may have joined a newer term, whose leader need not have
         # these entries; then the old leader must not count them.
         if self.term == term:
-            self.tell(sender, Replication.appended, term, True, last, NOBODY, round_)
+            self.tell(sender, Replication.appended, term, True, before, last, NOBODY, round_)
 
     # -- snapshots for those who lag too far behind
 
@@ -190,7 +202,7 @@ class Replication(Elections):
         if not self.ready:
             return
         if term < self.term:
-            self.tell(sender, Replication.appended, self.term, False, 0, NOBODY, round_)
+            self.tell(sender, Replication.appended, self.term, False, index, 0, NOBODY, round_)
             return
         self.follow(term, sender)
         if self.incoming[:2] != (term, index):
@@ -209,7 +221,7 @@ class Replication(Elections):
             await self.storage.rewrite(self.everything)
         await self.storage.sync()
         if self.term == term:
-            self.tell(sender, Replication.appended, term, True, index, NOBODY, round_)
+            self.tell(sender, Replication.appended, term, True, index, index, NOBODY, round_)
 
     @rpc
     def received(self, term: int, index: int, offset: int, round_: int, sender: int) -> None:

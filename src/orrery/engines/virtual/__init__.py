@@ -1,0 +1,1 @@
+"""The virtual engine: deterministic time on a modelled world."""
