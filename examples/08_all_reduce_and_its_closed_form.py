@@ -16,7 +16,8 @@ def main() -> None:
     size_B = question.items * 4
     names = (Ring(), RecursiveHalving(), Tree(), Star())
     heads = "".join(f"{type(part).__name__:>19}" for part in names)
-    print(f"an array of {size_B / 1e6:.0f} MB, times in ms\n{'ranks':>5}{heads}{'ring, formula':>16}")
+    print(f"an array of {size_B / 1e6:.0f} MB, times in ms")
+    print(f"{'ranks':>5}{heads}{'ring, formula':>16}")
     for n in (2, 4, 8, 16):
         world = World.lan(n, latency_s=LATENCY_S, bandwidth_Bps=BANDWIDTH_BPS, jitter=0.0)
         row = ""

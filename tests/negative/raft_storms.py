@@ -112,23 +112,28 @@ def _blinks(rng: Stream) -> Storm:
 def _rolling(rng: Stream) -> Storm:
     """Three nodes on slow links, cut off in turns, one entry a message: figure 8 of the paper.
 
-    A leader is cut off with entries that nobody has; the next one falls silent as it is elected;
-    the first comes back, spreads its old entries, and is cut off again before it is done.
+    All restart, one of them sooner, so that it leads. It is cut off with entries that nobody has.
+    The next one falls silent in the midst of its election. The first comes back, spreads its old
+    entries, and is cut off again, if the seed will have it so before it is done.
     """
     faults = weather(rng, 3, 0.01, 0.02)
-    at_s = rng.uniform(0.4, 0.6)
-    first = rng.below(3)
-    while at_s < END_S - 1.0:
-        second = (first + rng.randint(1, 2)) % 3
-        silent_s = at_s + rng.uniform(0.12, 0.26)
-        again_s = silent_s + rng.uniform(0.3, 0.6)
+    at_s = rng.uniform(0.05, 0.15)
+    while at_s < END_S - 1.4:
+        first, second, third = rng.sample((0, 1, 2), 3)
+        cut_s = at_s + rng.uniform(0.4, 0.5)
+        silent_s = cut_s + rng.uniform(0.14, 0.26)
+        again_s = silent_s + rng.uniform(0.3, 0.55)
         until_s = again_s + 0.4
         faults += [
-            Partition(node=first, at_s=at_s, until_s=silent_s),
+            Crash(node=first, at_s=at_s, until_s=at_s + 0.001),
+            Crash(node=(second, third), at_s=at_s, until_s=at_s + 0.1),
+            Partition(node=first, at_s=cut_s, until_s=silent_s),
+            # A restart begins its wait anew, so the third node lets the second one run.
+            Crash(node=third, at_s=cut_s + 0.08, until_s=cut_s + 0.081),
             Partition(node=second, at_s=silent_s, until_s=again_s, one_way=True),
             Partition(node=first, at_s=again_s, until_s=until_s),
         ]
-        first, at_s = second, until_s + rng.uniform(0.05, 0.15)
+        at_s = until_s + rng.uniform(0.05, 0.15)
     problem = ReplicatedStore(clients=8, think_s=0.08)
     world = World.lan(3, latency_s=0.025, jitter=0.2).with_faults(*faults)
     knobs = {"batch": 1, "snapshot_entries": 60, "election_s": 0.1, "heartbeat_s": 0.03}

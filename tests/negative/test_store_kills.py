@@ -73,12 +73,12 @@ def lines_of(log: Path, word: str) -> list[str]:
     return [line.split()[1] for line in whole if line.startswith(word + " ")]
 
 
-def wait_for(process: subprocess.Popen[bytes], log: Path, starts: int) -> bool:
-    """Whether the child has begun its work (the import before it is of no interest)."""
+def wait_for(process: subprocess.Popen[bytes], log: Path, acks: int) -> bool:
+    """Wait until the child has told of so many cells; False when it ended before."""
     while process.poll() is None:
-        if len(lines_of(log, "start")) >= starts:
+        if len(lines_of(log, "ack")) >= acks:
             return True
-        time.sleep(0.002)
+        time.sleep(0.001)
     return False
 
 
@@ -90,12 +90,16 @@ def kill_again_and_again(tmp_path: Path, kills: int, seed: int) -> Counter[str]:
     while done_kills < kills:
         rounds += 1
         root, log = tmp_path / f"store{rounds}", tmp_path / f"log{rounds}"
-        starts, hurt = 0, 0
+        hurt = 0
         while True:
-            starts += 1
+            # Moments are chosen by progress and not by time, so a busy machine is struck as well.
+            # What is already there is told again first, hence the goal beyond what was made.
+            goal = (
+                len(lines_of(log, "ack")) + len(set(lines_of(log, "ack"))) + stream.randint(0, 12)
+            )
             process = child(root, log)
-            if wait_for(process, log, starts) and done_kills < kills:
-                time.sleep(0.12 * stream.random())
+            if done_kills < kills and wait_for(process, log, goal):
+                time.sleep(0.008 * stream.random())
                 process.send_signal(signal.SIGKILL)
             process.wait()
             told = process.stderr.read().decode() if process.stderr else ""
@@ -137,15 +141,15 @@ def verify(root: Path, log: Path, *, finished: bool, kills: int) -> None:
 
 
 def test_a_killed_comparison_continues(tmp_path):
-    assert kill_again_and_again(tmp_path, kills=12, seed=1)["midway"] >= 3
+    assert kill_again_and_again(tmp_path, kills=12, seed=1)["midway"] >= 6
 
 
 @pytest.mark.slow
 def test_a_comparison_killed_200_times_continues(tmp_path):
     struck = kill_again_and_again(tmp_path, kills=200, seed=2)
     print(dict(struck))
-    assert struck["midway"] >= 50
-    assert struck["in a save"] >= 10
+    assert struck["midway"] >= 100
+    assert struck["in a save"] >= 20
 
 
 # -- a disk that fails

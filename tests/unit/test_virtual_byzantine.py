@@ -13,11 +13,10 @@ import pytest
 from orrery.base.codec import encode
 from orrery.base.errors import FaultError, PartError
 from orrery.base.rand import Stream
-from orrery.engines.virtual import byzantine
-from orrery.engines.virtual.byzantine import STRATEGIES, Liar, Message, Strategy, pass_through
 from orrery.engines.virtual.engine import Engine
-from orrery.engines.virtual.mutation import can_change, changed, flipped
-from orrery.parts import Node, cost, rpc
+from orrery.parts import Node, byzantine, cost, rpc
+from orrery.parts.byzantine import STRATEGIES, Liar, Message, Strategy, pass_through
+from orrery.parts.mutation import can_change, changed, flipped
 from orrery.world import Byzantine, World
 from orrery.world.faults import STRATEGIES as WORLD_STRATEGIES
 

@@ -131,7 +131,7 @@ def test_refusals():
         (lambda: Partition(groups=((0,),), node=1), "give one of them"),
         (lambda: NicFlap(node=1, period_s=1.0, down_fraction=1.0), "down_fraction"),
         (lambda: Byzantine(node=1, strategies=()), "strategies"),
-        (lambda: Byzantine(node=1, strategies=("lie",)), "strategies"),
+        (lambda: Byzantine(node=1, strategies=("No such!",)), "strategies"),
         (lambda: Byzantine(node=1, strategies=("selective",)), "name the peers"),
         (lambda: Byzantine(node=1, to=(2,)), "means nothing"),
         (lambda: BitFlip(node=1, where="cpu"), "where"),

@@ -1,4 +1,4 @@
-"""The command line: `orrery`. Each command is one module; nothing heavy loads before it is asked."""
+"""The command line: `orrery`. Each command is one module, loaded when it is asked for."""
 
 from __future__ import annotations
 

@@ -66,13 +66,12 @@ def command(
         talk("orrery: nothing is built there yet")
     else:
         note_kernel()
-    found: list[Verdicts] = []
     with bar("check") as advance:
-        for each in ids:
-            found.append(check(
-                each, record=record, jobs=jobs,
-                progress=lambda cell, stored: advance(f"{cell.name}, seed {cell.seed}", 1),
-            ))  # fmt: skip
+
+        def step(cell: Any, stored: Any) -> None:
+            advance(f"{cell.name}, seed {cell.seed}", 1)
+
+        found = [check(each, record=record, jobs=jobs, progress=step) for each in ids]
     documents: Any = [verdicts.to_json() for verdicts in found]
     answer(documents[0] if id is not None else documents, as_json, lambda: _show(found))
     leave(worst(verdicts.exit_code() for verdicts in found))

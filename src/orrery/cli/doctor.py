@@ -97,7 +97,7 @@ def find_compiler() -> Finding:
     import sysconfig
 
     asked = os.environ.get("CC") or str(sysconfig.get_config_var("CC") or "")
-    words = shlex.split(asked)[:1] + ["cc", "gcc", "clang", "cl"]
+    words = [*shlex.split(asked)[:1], "cc", "gcc", "clang", "cl"]
     for word in dict.fromkeys(words):
         path = shutil.which(word)
         if path is not None:
@@ -141,7 +141,7 @@ def find_extra(name: str) -> Finding:
 
 def find_shaping() -> tuple[Finding, dict[str, bool]]:
     """Whether real links can be shaped: each way is tried in a network namespace of its own."""
-    works = {name: False for name in SHAPERS}
+    works = dict.fromkeys(SHAPERS, False)
     fix = "the processes engine shapes links in its own shim; for the kernel's: Linux, iproute2"
     if sys.platform != "linux" or shutil.which("unshare") is None:
         return Finding("link shaping", False, "needs Linux and unshare", fix), works

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -22,6 +24,7 @@ from orrery.cli.common import (
     say,
     strong,
     talk,
+    to_json,
     unit_value,
 )
 from orrery.cli.table import print_pairs, print_table
@@ -70,7 +73,7 @@ def command(
     ] = None,
     spans_out: Annotated[
         Path | None,
-        typer.Option("--spans-out", help="Write what happened: .json (Perfetto), .jsonl, .parquet."),
+        typer.Option("--spans-out", help="Write all events: .json (Perfetto), .jsonl, .parquet."),
     ] = None,
     as_json: Json = False,
 ) -> None:  # fmt: skip
@@ -136,7 +139,25 @@ def make_run(
     if engine != "virtual" and store.has(spec_id(spec)):
         store.rm(spec_id(spec))  # a real run is never the same twice: the newest one is kept
     id = store.save(made, spec)
+    keep_world(store.runs / id, world)
     return made, id, str(store.runs / id)
+
+
+def keep_world(folder: Path, world: Any) -> None:
+    """Put the world beside the run, so that `orrery replay` needs no more than the folder.
+
+    The run is whole without it; where it cannot be written, replay asks for --world.
+    """
+    target = folder / "world.json"
+    if target.exists():
+        return
+    temp = folder / f".world-{os.getpid()}"
+    with contextlib.suppress(OSError):
+        try:
+            temp.write_text(to_json(world.to_data()), encoding="utf-8")
+            os.replace(temp, target)
+        finally:
+            temp.unlink(missing_ok=True)
 
 
 def _check_target(path: Path) -> None:

@@ -124,7 +124,8 @@ def test_an_unknown_knob_is_named():
         $class_name(no_such_knob=1)
 '''
 
-PROBLEM = '''"""The problem `$problem`: every question that is asked must get the right answer in time."""
+PROBLEM = '''\
+"""The problem `$problem`: every question gets the right answer in time."""
 
 from __future__ import annotations
 
@@ -193,7 +194,8 @@ class $class_name(Problem):
         return {"answered": share, "mean_s": sum(times) / len(times) if times else 0.0}
 '''
 
-PROBLEM_TEST = '''"""The problem `$problem`: a right part passes, a wrong one is found, a dead one is counted."""
+PROBLEM_TEST = '''\
+"""The problem `$problem`: a right part passes, a wrong one is found."""
 
 from __future__ import annotations
 

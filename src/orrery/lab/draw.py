@@ -135,18 +135,19 @@ def _scene(
     emits = _emits_in(run, shown, lo, hi)
     points = [(t, t) for t in marks if lo <= t <= hi] + [(s.start_ns, s.start_ns) for s in emits]
     busy = timeline.bursts(
-        [*((s.start_ns, s.end_ns) for s in (*arrows,)), *points,
+        [*timeline.ends([(s.start_ns, s.end_ns) for s in arrows], latency), *points,
          *((s.start_ns, s.start_ns + latency) for s in lost)], 6 * latency)  # fmt: skip
     left = 34 + max(svg.text_width(label) for label in _labels(run, rows, rest))
     used = Counter(span.name for span in (*arrows, *lost))
     colours = {name: i for i, (name, _) in enumerate(
         sorted(used.items(), key=lambda item: (-item[1], item[0])))}  # fmt: skip
+    bands = any(s.kind == "fault" and s.node < 0 and lo <= s.end_ns for s in troubles)
     row_px = 38.0 if len(rows) <= 10 else 30.0 if len(rows) <= 20 else 22.0
     return Scene(
         run=run, rows=rows, rest=rest, axis=TimeAxis((lo, hi), busy, latency, left, WIDTH - 28),
         arrows=arrows, left_out=left_out, lost=lost, emits=emits,
         life=[s for s in troubles if s.start_ns <= hi and s.end_ns >= lo],
-        colours=colours, top=104.0, row_px=row_px,
+        colours=colours, top=122.0 if bands else 104.0, row_px=row_px,
     )  # fmt: skip
 
 
@@ -347,13 +348,17 @@ def _behind(scene: Scene) -> list[str]:
         x1 = min(edge1, axis.x(span.end_ns))
         words = _fault_words(span)
         about = f"{words}, {show(span.start_ns / 1e9, 's')} to {show(span.end_ns / 1e9, 's')}"
-        body.append(f'<rect class="o-shade" opacity="0.4" x="{x0:.1f}" y="{scene.top - 6:.1f}" '
-                    f'width="{max(x1 - x0, 2):.1f}" height="{high + 6:.1f}">'
+        # Only a partition cuts through the picture; what lasts for long would drown it.
+        deep = high + 6 if span.name == "Partition" else 5
+        body.append(f'<rect class="o-shade" opacity="0.45" x="{x0:.1f}" y="{scene.top - 6:.1f}" '
+                    f'width="{max(x1 - x0, 2):.1f}" height="{deep:.1f}">'
                     f"<title>{svg.escape(about)}</title></rect>")  # fmt: skip
-        if x0 > labels_end:
-            words = svg.shorten(words, max(6, int((edge1 - x0) / 6.8)))
-            body.append(svg.text(x0 + 3, scene.top - 9, words, "soft"))
-            labels_end = x0 + svg.text_width(words) + 12
+        words = svg.shorten(words, max(12, int((edge1 - edge0) / 14)))
+        wide = svg.text_width(words)
+        at = min(x0 + 3, edge1 - wide)
+        if at > labels_end:
+            body.append(svg.text(at, scene.top - 10, words, "soft"))
+            labels_end = at + wide + 12
     return body
 
 
@@ -494,7 +499,10 @@ def _axis(scene: Scene) -> list[str]:
         body.append(svg.line(stretch.x0, y, stretch.x1, y, "axis"))
         lo, hi = stretch.start_ns / 1e9 * per_s, stretch.end_ns / 1e9 * per_s
         many = max(1, int((stretch.x1 - stretch.x0) / 110))
-        for tick in svg.ticks(lo, hi, many):
+        ticks = svg.ticks(lo, hi, many)
+        if not ticks and stretch.x0 - last > 60:
+            ticks = [lo]  # every burst says when it was
+        for tick in ticks:
             x = axis.x(tick / per_s * 1e9)
             words = svg.number(tick)
             body.append(svg.line(x, y, x, y + 5, "axis"))

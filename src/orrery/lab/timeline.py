@@ -40,6 +40,17 @@ def bursts(intervals: Sequence[Interval], idle_ns: int) -> list[Interval]:
     return [(start, end) for start, end in found]
 
 
+def ends(intervals: Sequence[Interval], latency_ns: int) -> list[Interval]:
+    """Only the two ends of what took very long: a message that waits for a paused node is idle."""
+    found: list[Interval] = []
+    for start, end in intervals:
+        if end - start > 3 * _IDLE_LATENCIES * latency_ns:
+            found += [(start, start + latency_ns), (end - latency_ns, end)]
+        else:
+            found.append((start, end))
+    return found
+
+
 def usual_latency_ns(intervals: Sequence[Interval]) -> int:
     """The median time that a message takes; 1 ms where nothing says."""
     times = sorted(end - start for start, end in intervals if end > start)
@@ -55,13 +66,15 @@ def best_window(
     """
     if len(messages) <= most and end_ns > 0:
         latency = usual_latency_ns(messages)
-        busy = bursts([*messages, *((m, m) for m in marks)], _IDLE_LATENCIES * latency)
+        busy = bursts(
+            [*ends(messages, latency), *((m, m) for m in marks)], _IDLE_LATENCIES * latency
+        )
         if len(busy) <= MOST_BURSTS or _share(busy, 0, end_ns) >= _BUSY_ENOUGH:
             return 0, end_ns
     if not messages:
         return 0, max(end_ns, 1)
     latency = usual_latency_ns(messages)
-    busy = bursts(messages, _IDLE_LATENCIES * latency)
+    busy = bursts(ends(messages, latency), _IDLE_LATENCIES * latency)
     at = next((i for i, (_, end) in enumerate(busy) if end >= anchor_ns), len(busy) - 1)
     first = max(0, at - 2)
     starts = [start for start, _ in messages]
@@ -111,13 +124,19 @@ class TimeAxis:
             and _share(padded, self.lo, self.hi) < _BUSY_ENOUGH
         )
         self.stretches = (
-            self._fold(padded, x0, x1) if self.folds else [Stretch(self.lo, self.hi, x0, x1, False)]
+            self._fold(padded, _IDLE_LATENCIES * latency_ns, x0, x1) if self.folds else [Stretch(self.lo, self.hi, x0, x1, False)]
         )
         self._starts = [stretch.start_ns for stretch in self.stretches]
 
-    def _fold(self, busy: Sequence[Interval], x0: float, x1: float) -> list[Stretch]:
+    def _fold(
+        self, busy: Sequence[Interval], idle_ns: int, x0: float, x1: float
+    ) -> list[Stretch]:
         edges: list[tuple[int, int, bool]] = []
         at = self.lo
+        if 0 < busy[0][0] - at <= idle_ns:
+            busy = [(at, busy[0][1]), *busy[1:]]  # too short a stretch to be worth a fold
+        if 0 < self.hi - busy[-1][1] <= idle_ns:
+            busy = [*busy[:-1], (busy[-1][0], self.hi)]
         for start, end in busy:
             if start > at:
                 edges.append((at, start, True))

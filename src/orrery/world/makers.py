@@ -23,19 +23,19 @@ class Makers(Spec, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The constructors of `World`."""
 
     @classmethod
-    def lan(cls, n: int, *, latency_s: float = 0.0005, jitter: float = 0.1,
+    def lan(cls, n: int | Mapping[str, int], *, latency_s: float = 0.0005, jitter: float = 0.1,
             bandwidth_Bps: float = 1.25e9, drop: float = 0.0, **more: Any) -> Self:  # fmt: skip
-        """n machines on one switch that never blocks."""
+        """n machines on one switch that never blocks; {"role": n, …} makes a group of each."""
         more |= {"latency_s": latency_s, "jitter": jitter}
         return cls._make(n, Topology(), more | {"bandwidth_Bps": bandwidth_Bps, "drop": drop})
 
     @classmethod
-    def rounds(cls, n: int, *, round_s: float = 1.0, **more: Any) -> Self:
+    def rounds(cls, n: int | Mapping[str, int], *, round_s: float = 1.0, **more: Any) -> Self:
         """n machines in synchronous rounds: what is sent in a round arrives in the next."""
         return cls._make(n, Topology(), {"model": "rounds", "round_s": round_s, **more})
 
     @classmethod
-    def chosen(cls, n: int, **more: Any) -> Self:
+    def chosen(cls, n: int | Mapping[str, int], **more: Any) -> Self:
         """n machines whose next delivery is picked by the seed, a script or an explorer."""
         return cls._make(n, Topology(), {"model": "chosen", **more})
 
@@ -161,7 +161,7 @@ class Makers(Spec, frozen=True, kw_only=True, forbid_unknown_fields=True):
     # -- shared
 
     @classmethod
-    def _make(cls, n: int, topology: Topology, more: Mapping[str, Any], *,
+    def _make(cls, n: int | Mapping[str, int], topology: Topology, more: Mapping[str, Any], *,
               sites: Mapping[str, int] | None = None) -> Self:  # fmt: skip
         own = [name for name in field_names(Network) if name != "topology"]
         network: dict[str, Any] = {"topology": topology}
@@ -180,7 +180,10 @@ class Makers(Spec, frozen=True, kw_only=True, forbid_unknown_fields=True):
         if isinstance(group["machine"], Spec):
             world["machines"] = {**world.get("machines", {}), "custom": group["machine"]}
             group["machine"] = "custom"
-        groups = [{**group, "count": n}]
+        if isinstance(n, Mapping):
+            groups = [{**group, "name": role, "count": count} for role, count in n.items()]
+        else:
+            groups = [{**group, "count": n}]
         if sites is not None:
             groups = [{**group, "count": count, "site": site} for site, count in sites.items()]
         made = build(Network, network, "network")

@@ -63,6 +63,16 @@ def test_a_bootstrap_node_that_falls_before_anybody_joined_begins_again():
     assert made.violations == []
 
 
+def test_a_ring_of_one_comes_back_by_itself():
+    world = World.lan(1).with_faults(Crash(node=0, at_s=0.5, until_s=0.8))
+    assert run(Chord(), problem=Lookup(lookups=5, final=5), world=world).ok
+
+
+def test_a_bootstrap_beyond_the_world_is_its_last_node():
+    part = Chord(warm=False, bootstrap=99)
+    assert run(part, problem=Lookup(lookups=5, final=5), world=World.lan(4)).ok
+
+
 def test_deadlines_adapt_to_a_network_across_oceans():
     made = run(Chord(), problem=Lookup(deadline_s=10.0), world=World.wan(20), seed=1)
     assert made.violations == []

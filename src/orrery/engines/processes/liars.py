@@ -12,7 +12,7 @@ from typing import Any
 
 from orrery.base.rand import Stream
 from orrery.engines.processes.spec import Counters, RunSpec
-from orrery.engines.virtual import byzantine
+from orrery.parts import byzantine
 from orrery.world import Byzantine
 
 # (destination, what is said, how much later)

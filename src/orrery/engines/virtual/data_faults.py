@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from orrery.engines.virtual import byzantine
-from orrery.engines.virtual.mutation import can_change, flipped
 from orrery.engines.virtual.network_faults import NetworkFaults
 from orrery.engines.virtual.tally import Chance, Effect, End, each
 from orrery.engines.virtual.twins import Twin
+from orrery.parts import byzantine
+from orrery.parts.mutation import can_change, flipped
 
 if TYPE_CHECKING:
     from orrery.engines.virtual.engine import Engine

@@ -20,6 +20,7 @@ from orrery.engines.bind import bound_class, cast
 from orrery.engines.virtual import kernel as kernels
 from orrery.engines.virtual import net
 from orrery.engines.virtual.accelerator import Devices
+from orrery.engines.virtual.arena import Arena
 from orrery.engines.virtual.clock import Clocks
 from orrery.engines.virtual.disk import Disks
 from orrery.engines.virtual.faults import Faults
@@ -66,7 +67,7 @@ class Engine:
         self.driven: Any = None
         self.drive_ended = problem is None
         self._on_log = on_log
-        self._arenas: dict[tuple[int, str], bytearray] = {}
+        self._arenas: dict[str, Arena] = {}
         hosts = self.size + 1  # the driver's place is always there, so it shifts nobody
         self.hasher = hashlib.blake2b(digest_size=16)
         self.kernel = self.kernel_module.Kernel(
@@ -123,11 +124,12 @@ class Engine:
         purpose = f"node#{again}" if again else "node"
         return self.kernel_module.Stream(self.seed, index, purpose)
 
-    def arena(self, index: int, name: str, size: int) -> bytearray:
-        made = self._arenas.setdefault((index, name), bytearray(size))
-        if len(made) != size:
-            raise PartError(f"arena {name!r} has {len(made)} bytes, not {size}; ask for its size")
-        return made
+    def arena(self, name: str, size: int) -> Arena:
+        """Named memory that the nodes share; a crash of one does not touch it."""
+        if name not in self._arenas:
+            self._arenas[name] = Arena(name, size)
+        self._arenas[name].check_size(size)
+        return self._arenas[name]
 
     # -- life of nodes
 
@@ -149,8 +151,6 @@ class Engine:
         self.flows.node_lost(index)
         self.devices.node_lost(index)
         self.disks.crash(index)
-        for key in [key for key in self._arenas if key[0] == index]:
-            del self._arenas[key]
 
     def restart(self, index: int) -> None:
         if self.kernel.state[index]:

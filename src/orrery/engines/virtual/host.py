@@ -132,8 +132,8 @@ class HostMethods:
         return self._engine.store.of(self)
 
     def arena(self, name: str, size: int) -> Any:
-        """Memory shared by the nodes of one machine (here: of one node)."""
-        return self._engine.arena(self._index, name, size)
+        """Memory that the nodes share; `with arena.locked():` keeps the others out."""
+        return self._engine.arena(name, size)
 
 
 class DriverMethods(HostMethods):

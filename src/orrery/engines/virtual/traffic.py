@@ -14,10 +14,10 @@ import numpy.typing as npt
 
 from orrery.base.codec import size_of
 from orrery.base.units import to_ns
-from orrery.engines.virtual import byzantine
-from orrery.engines.virtual.mutation import can_change, flipped
 from orrery.engines.virtual.net import DROP_ONE, ns_per_byte
 from orrery.engines.virtual.tally import Chance, Effect
+from orrery.parts import byzantine
+from orrery.parts.mutation import can_change, flipped
 from orrery.world import BitFlip, Clog, Corrupt, Drop, Duplicate, NicFlap, Reorder, Slow
 
 if TYPE_CHECKING:

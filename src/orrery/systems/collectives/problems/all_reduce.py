@@ -49,7 +49,7 @@ class AllReduce(Problem):
     'float32'
     """
 
-    items: Whole = 250_000
+    items: Whole = 100_000
     dtype: Dtype = "float32"
     rounds: Count = 2
     tolerance: NonNegative = 0.0

@@ -165,7 +165,7 @@ class AtomicCommit(Problem):
         down = downtimes(outcome)
         found: dict[Any, Transaction] = {}
         for tx, story in _stories(outcome).items():
-            decisions = story.decisions
+            decisions: dict[Any, list[str]] = dict(story.decisions)
             for node in story.participants:
                 # What a crash took before the vote is gone, which is as good as aborted.
                 fell = any(e is None or e >= story.began_s for _, e in down.get(node, ()))

@@ -230,7 +230,7 @@ class _SetGossip(Broadcaster):
     """Put before a class with `learn(values)` and `seen`; adds `broadcast` and the reports."""
 
     seen: ClassVar[Any] = frozenset()
-    reported: ClassVar[Any] = frozenset()
+    _reported: frozenset[int] = frozenset()
 
     @rpc
     async def broadcast(self, value: int) -> None:
@@ -241,6 +241,6 @@ class _SetGossip(Broadcaster):
         learnt = super().learn(values)  # type: ignore[misc]
         if inspect.isawaitable(learnt):
             await learnt
-        for value in sorted(self.seen - self.reported):
+        for value in sorted(self.seen - self._reported):
             self.emit(delivered=value)
-        self.reported = self.reported | self.seen
+        self._reported = self._reported | self.seen

@@ -7,16 +7,15 @@ deadline, and who does not answer is forgotten until it speaks up again.
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, Literal
 
 from orrery.base.errors import DeadlineExceeded, Refused
 from orrery.parts import Count, Positive, Whole, rpc
-from orrery.systems.protocols.problems.lookup import Overlay, place_of, ring_of
+from orrery.systems.protocols.baselines.chord.pointers import RingPointers
 
 
-class Chord(Overlay):
+class Chord(RingPointers):
     """The ring with fingers of Stoica, Morris, Karger, Kaashoek and Balakrishnan (SIGCOMM 2001).
 
     Stabilisation is the corrected one of Zave ("Reasoning about identifier spaces", IEEE TSE 2017):
@@ -38,7 +37,6 @@ class Chord(Overlay):
     more neighbours than `successors` go at once.
     """
 
-    successors: Count = 6
     stabilise_s: Positive = 0.25
     fix_s: Positive = 0.25
     timeout_s: Positive = 0.03
@@ -47,32 +45,25 @@ class Chord(Overlay):
     style: Literal["recursive", "iterative"] = "recursive"
     warm: bool = True
     bootstrap: Whole = 0
-    shortcuts: bool = False
 
     tolerates: ClassVar[tuple[str, ...]] = ("duplicate", "reorder", "crash", "restart", "pause")
 
     # -- life
 
     def start(self) -> None:
-        self.place = place_of(self.id, self.bits)
-        self.joined = False
-        self.succs: list[int] = []
-        self.pred: int | None = None
-        self.fingers: dict[int, int] = {}  # exponent -> node, only those beyond the successor
-        self.near_first: list[int] = []  # the nodes of the fingers, nearest first
-        self.gaps: list[int] = []  # and how far up the ring from here each of them is
+        super().start()
         self.rtt_s: dict[int, float] = {}  # the usual round trip to a peer
         self.slow_s = 0.0  # a slow round trip of late
         self.tickets = 0
-        self.open: dict[int, Any] = {}
+        self.open: dict[int, Any] = {}  # lookups that wait for their answer, by ticket
 
     async def main(self) -> None:
-        if self.incarnation == 0 and (self.warm or not self.peers):
+        if not self.peers or (self.warm and self.incarnation == 0):
             self._begin_in_place()
-        elif self.incarnation == 0 and self.id == min(self.bootstrap, len(self.peers)):
+        elif self.incarnation == 0 and self.id == self._first():
             self._begin_alone()
         else:
-            await self._enter([self.bootstrap] if self.incarnation == 0 else [])
+            await self._enter([self._first()] if self.incarnation == 0 else [])
         # Nodes that start together must not all ask at the same moment for ever.
         await self.sleep(self.rng.uniform(0.0, self.stabilise_s))
         self.spawn(self._mend_fingers())
@@ -80,26 +71,6 @@ class Chord(Overlay):
             if self.joined:
                 await self._stabilise()
             await self.sleep(self.stabilise_s)
-
-    def _begin_in_place(self) -> None:
-        """Take the pointers that a perfect ring of all nodes has."""
-        places, nodes = ring_of(len(self.peers) + 1, self.bits)
-        size, at = len(nodes), bisect_left(places, self.place)
-        around = [nodes[(at + i) % size] for i in range(1, min(self.successors, size - 1) + 1)]
-        self.succs = around or [self.id]
-        self._set_pred(nodes[at - 1])
-        gap = (place_of(self.succs[0], self.bits) - self.place) % (1 << self.bits)
-        for i in range(gap.bit_length(), self.bits):
-            start = (self.place + (1 << i)) % (1 << self.bits)
-            self.fingers[i] = nodes[bisect_left(places, start) % size]
-        self._sort_fingers()
-        self.joined = True
-        self.emit(successor=self.succs[0])
-
-    def _begin_alone(self) -> None:
-        self.succs = [self.id]
-        self.joined = True
-        self.emit(successor=self.id)
 
     async def _enter(self, helpers: Sequence[int]) -> None:
         """Join the ring through a helper, or through any peer that is in it."""
@@ -123,9 +94,13 @@ class Chord(Overlay):
                 self._adopt(owner, view[1])
                 self.tell(owner, Chord.notify)
 
+    def _first(self) -> int:
+        """The bootstrap node; in a smaller world, the last node."""
+        return min(self.bootstrap, len(self.peers))
+
     async def _ring_is_lost(self) -> bool:
         """Whether the bootstrap node finds nobody in the ring, so that it has to begin anew."""
-        if self.id != min(self.bootstrap, len(self.peers)):
+        if self.id != self._first():
             return False
         inside = await self.all(*(self._call(peer, Chord.alive) for peer in self.peers))
         return not self.joined and not any(inside)
@@ -283,28 +258,6 @@ class Chord(Overlay):
             node, final = answer
         return node, hops
 
-    def _choose(self, key: int, skip: Sequence[int], final: bool) -> tuple[int, bool]:
-        """The next node for a key, and whether it should be the owner; oneself: I own it."""
-        if final:
-            pred = self.pred
-            if pred is None or pred in skip or self._owns(key):
-                return self.id, True
-            return pred, True  # somebody joined before me whom the asking side did not know
-        succ = self.succs[0]
-        if succ in skip:
-            succ = next((node for node in self.succs if node not in skip), self.id)
-        if succ == self.id or self._within(self.id, key, succ):
-            return succ, True
-        # The fingers stand in order of distance, so the last one before the key is the best.
-        at = bisect_left(self.gaps, (key - self.place) % (1 << self.bits)) - 1
-        while at >= 0 and self.near_first[at] in skip:
-            at -= 1
-        best = self.near_first[at] if at >= 0 else succ
-        if self.shortcuts:
-            near = [node for node in self.succs if node not in skip and self._before(node, key)]
-            best = min((best, *near), key=lambda node: self._distance(key, node))
-        return best, False
-
     # -- upkeep
 
     async def _stabilise(self) -> None:
@@ -383,83 +336,8 @@ class Chord(Overlay):
             return answer
         return None
 
-    # -- pointers
-
-    def _adopt(self, succ: int, its: Sequence[int]) -> None:
-        """Take a successor just heard from, with its list behind it."""
-        self._set_succs([succ, *its])
-
-    def _set_succs(self, nodes: Sequence[int], gone: int = -1) -> None:
-        before = self.succs[:1]
-        kept: list[int] = []
-        for node in nodes:
-            if node == self.id or len(kept) == self.successors:
-                break  # the list has come round to me
-            if node not in kept and node != gone:
-                kept.append(node)
-        self.succs = kept or [self.id]
-        if self.succs[:1] != before:
-            self.emit(successor=self.succs[0])
-
-    def _set_pred(self, node: int | None) -> None:
-        if node != self.pred:
-            self.pred = node
-            self.emit(predecessor=node)
-
-    def _forget(self, node: int) -> None:
-        """Drop a node that does not answer from all pointers; it may notify us again."""
-        if node in self.succs:
-            rest = [other for other in self.succs if other != node]
-            if rest:
-                self._set_succs(rest)
-            else:
-                self._lose_the_ring()
-        if node in self.near_first:
-            self.fingers = {i: other for i, other in self.fingers.items() if other != node}
-            self._sort_fingers()
-        if node == self.pred:
-            self._set_pred(None)
-
     def _lose_the_ring(self) -> None:
-        """Every successor is gone: take the nearest finger, or join anew."""
-        near = next((other for other in self.near_first if other not in self.succs), None)
-        if near is not None:
-            self._set_succs([near])
-        elif self.joined and len(self.peers):
-            self.joined = False
+        was_in = self.joined
+        super()._lose_the_ring()
+        if was_in and not self.joined:
             self.spawn(self._enter([]))
-
-    def _sort_fingers(self) -> None:
-        known = {self._distance(place_of(node, self.bits), self.id): node
-                 for node in self.fingers.values() if node != self.id}  # fmt: skip
-        self.gaps = sorted(known)
-        self.near_first = [known[gap] for gap in self.gaps]
-
-    def _must_be_in(self) -> None:
-        if not self.joined:
-            raise Refused(f"node {self.id} is not in the ring")
-
-    # -- arithmetic on the ring
-
-    def _owns(self, key: int) -> bool:
-        assert self.pred is not None
-        return self._within(self.pred, key, self.id)
-
-    def _within(self, a: int, key: int, b: int) -> bool:
-        """Whether a key lies in (a, b] going up the ring, for nodes a and b; if a is b, always."""
-        size, bits = 1 << self.bits, self.bits
-        low = place_of(a, bits)
-        return 0 < (key - low) % size <= ((place_of(b, bits) - low) % size or size)
-
-    def _between(self, a: int, node: int, b: int) -> bool:
-        """Whether a node lies strictly between two others going up the ring."""
-        return node != b and node != a and self._within(a, place_of(node, self.bits), b)
-
-    def _before(self, node: int, key: int) -> bool:
-        """Whether a node lies strictly between me and a key."""
-        size = 1 << self.bits
-        return 0 < (place_of(node, self.bits) - self.place) % size < (key - self.place) % size
-
-    def _distance(self, key: int, node: int) -> int:
-        """How far a key is up the ring from a node."""
-        return int((key - place_of(node, self.bits)) % (1 << self.bits))

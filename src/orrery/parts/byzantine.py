@@ -19,7 +19,7 @@ from typing import Any, ClassVar, NamedTuple
 from orrery.base.codec import encode
 from orrery.base.errors import CodecError, FaultError, PartError, did_you_mean
 from orrery.base.rand import Stream
-from orrery.engines.virtual.mutation import changed
+from orrery.parts.mutation import changed
 
 REMEMBERED = 64
 

@@ -1,0 +1,153 @@
+"""The pointers of a Chord node: successors, predecessor, fingers, and what follows from them.
+
+Nothing here waits or sends: this half of the node is plain arithmetic on the ring.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Sequence
+
+from orrery.base.errors import Refused
+from orrery.parts import Count
+from orrery.systems.protocols.problems.lookup import Overlay, place_of, ring_of
+
+
+class RingPointers(Overlay):
+    """What a node of the ring knows of the others; `Chord` keeps it true."""
+
+    successors: Count = 6
+    shortcuts: bool = False
+
+    def start(self) -> None:
+        self.place = place_of(self.id, self.bits)
+        self.joined = False
+        self.succs: list[int] = []
+        self.pred: int | None = None
+        self.fingers: dict[int, int] = {}  # exponent -> node, only those beyond the successor
+        self.near_first: list[int] = []  # the nodes of the fingers, nearest first
+        self.gaps: list[int] = []  # and how far up the ring from here each of them is
+
+    def _begin_in_place(self) -> None:
+        """Take the pointers that a perfect ring of all nodes has."""
+        places, nodes = ring_of(len(self.peers) + 1, self.bits)
+        size, at = len(nodes), bisect_left(places, self.place)
+        around = [nodes[(at + i) % size] for i in range(1, min(self.successors, size - 1) + 1)]
+        self.succs = around or [self.id]
+        self._set_pred(nodes[at - 1])
+        gap = (place_of(self.succs[0], self.bits) - self.place) % (1 << self.bits)
+        for i in range(gap.bit_length(), self.bits):
+            start = (self.place + (1 << i)) % (1 << self.bits)
+            self.fingers[i] = nodes[bisect_left(places, start) % size]
+        self._sort_fingers()
+        self.joined = True
+        self.emit(successor=self.succs[0])
+
+    def _begin_alone(self) -> None:
+        self.succs = [self.id]
+        self.joined = True
+        self.emit(successor=self.id)
+
+    # -- where to go for a key
+
+    def _choose(self, key: int, skip: Sequence[int], final: bool) -> tuple[int, bool]:
+        """The next node for a key, and whether it should be the owner; oneself: I own it."""
+        if final:
+            pred = self.pred
+            if pred is None or pred in skip or self._owns(key):
+                return self.id, True
+            return pred, True  # somebody joined before me whom the asking side did not know
+        succ = self.succs[0]
+        if succ in skip:
+            succ = next((node for node in self.succs if node not in skip), self.id)
+        if succ == self.id or self._within(self.id, key, succ):
+            return succ, True
+        # The fingers stand in order of distance, so the last one before the key is the best.
+        at = bisect_left(self.gaps, (key - self.place) % (1 << self.bits)) - 1
+        while at >= 0 and self.near_first[at] in skip:
+            at -= 1
+        best = self.near_first[at] if at >= 0 else succ
+        if self.shortcuts:
+            near = [node for node in self.succs if node not in skip and self._before(node, key)]
+            best = min((best, *near), key=lambda node: self._distance(key, node))
+        return best, False
+
+    # -- changing them
+
+    def _adopt(self, succ: int, its: Sequence[int]) -> None:
+        """Take a successor just heard from, with its list behind it."""
+        self._set_succs([succ, *its])
+
+    def _set_succs(self, nodes: Sequence[int], gone: int = -1) -> None:
+        before = self.succs[:1]
+        kept: list[int] = []
+        for node in nodes:
+            if node == self.id or len(kept) == self.successors:
+                break  # the list has come round to me
+            if node not in kept and node != gone:
+                kept.append(node)
+        self.succs = kept or [self.id]
+        if self.succs[:1] != before:
+            self.emit(successor=self.succs[0])
+
+    def _set_pred(self, node: int | None) -> None:
+        if node != self.pred:
+            self.pred = node
+            self.emit(predecessor=node)
+
+    def _forget(self, node: int) -> None:
+        """Drop a node that does not answer from all pointers; it may notify us again."""
+        if node in self.succs:
+            rest = [other for other in self.succs if other != node]
+            if rest:
+                self._set_succs(rest)
+            else:
+                self._lose_the_ring()
+        if node in self.near_first:
+            self.fingers = {i: other for i, other in self.fingers.items() if other != node}
+            self._sort_fingers()
+        if node == self.pred:
+            self._set_pred(None)
+
+    def _lose_the_ring(self) -> None:
+        """Every successor is gone: take the nearest finger; without one, be out of the ring."""
+        near = next((other for other in self.near_first if other not in self.succs), None)
+        if near is not None:
+            self._set_succs([near])
+        elif len(self.peers):
+            self.joined = False
+
+    def _sort_fingers(self) -> None:
+        known = {self._distance(place_of(node, self.bits), self.id): node
+                 for node in self.fingers.values() if node != self.id}  # fmt: skip
+        self.gaps = sorted(known)
+        self.near_first = [known[gap] for gap in self.gaps]
+
+    def _must_be_in(self) -> None:
+        if not self.joined:
+            raise Refused(f"node {self.id} is not in the ring")
+
+    # -- arithmetic on the ring
+
+    def _owns(self, key: int) -> bool:
+        assert self.pred is not None
+        return self._within(self.pred, key, self.id)
+
+    def _within(self, a: int, key: int, b: int) -> bool:
+        """Whether a key lies in (a, b] going up the ring, for nodes a and b; if a is b, always."""
+        size, bits = 1 << self.bits, self.bits
+        low = place_of(a, bits)
+        return 0 < (key - low) % size <= ((place_of(b, bits) - low) % size or size)
+
+    def _between(self, a: int, node: int, b: int) -> bool:
+        """Whether a node lies strictly between two others going up the ring."""
+        return node != b and node != a and self._within(a, place_of(node, self.bits), b)
+
+    def _before(self, node: int, key: int) -> bool:
+        """Whether a node lies strictly between me and a key."""
+        size = 1 << self.bits
+        return 0 < (place_of(node, self.bits) - self.place) % size < (key - self.place) % size
+
+    def _distance(self, key: int, node: int) -> int:
+        """How far a key is up the ring from a node."""
+        return int((key - place_of(node, self.bits)) % (1 << self.bits))
