@@ -39,13 +39,14 @@ def storm(seed: int) -> Storm:
     return kind(rng)
 
 
-def weather(rng: Stream, nodes: int, drop: float, spread_s: float) -> list[Fault]:
+def weather(rng: Stream, nodes: int, drop: float, late_s: float) -> list[Fault]:
     """What goes on all the time: loss, second copies, late messages, skewed clocks, torn writes."""
     everyone = tuple(range(nodes))
     return [
         Drop(p=drop, until_s=END_S),
         Duplicate(p=0.1, until_s=END_S),
-        Reorder(p=0.1, spread_s=spread_s, until_s=END_S),
+        Reorder(p=0.1, spread_s=0.02, until_s=END_S),
+        Reorder(p=0.04, spread_s=late_s, until_s=END_S),
         TornWrite(node=everyone, p=0.5, until_s=END_S),
         ClockSkew(node=rng.below(nodes), skew_s=rng.uniform(-5, 5), until_s=END_S),
         ClockJump(node=rng.below(nodes), jump_s=rng.uniform(-1, 1), at_s=rng.uniform(0, END_S)),
@@ -73,16 +74,16 @@ def cuts(rng: Stream, nodes: int, lasts_s: tuple[float, float], gap_s: float) ->
         if until_s >= END_S:
             return made
         alone = tuple(sorted(rng.sample(range(nodes), rng.randint(1, nodes // 2))))
-        made.append(
-            Partition(node=alone, at_s=at_s, until_s=until_s, one_way=rng.random() < 0.2)
-        )
+        made.append(Partition(node=alone, at_s=at_s, until_s=until_s, one_way=rng.random() < 0.2))
         at_s = until_s + rng.uniform(0.001, gap_s)
 
 
 def _mixed(rng: Stream) -> Storm:
     """A bit of everything on a local network."""
-    faults = weather(rng, 5, 0.03, 0.05) + crashes(rng, 5, 5, (0.03, 0.6))
+    faults = weather(rng, 5, 0.03, 0.8) + crashes(rng, 5, 5, (0.03, 0.6))
     faults += cuts(rng, 5, (0.2, 0.7), 0.4)
+    if rng.random() < 0.4:  # one of five may be lost for good
+        faults.append(Crash(node=rng.below(5), at_s=rng.uniform(0.3, END_S)))
     start_s = rng.uniform(0.3, 1.8)
     faults.append(Pause(node=rng.below(5), at_s=start_s, until_s=start_s + rng.uniform(0.1, 0.5)))
     return World.lan(5).with_faults(*faults), ReplicatedStore(), {"snapshot_entries": 25}
@@ -94,7 +95,7 @@ def _blinks(rng: Stream) -> Storm:
     All nodes restart at once and links are slow for the timeouts, so two candidates often run in
     the same term; the third node blinks, if the seed will have it so between their two messages.
     """
-    faults = weather(rng, 3, 0.02, 0.05)
+    faults = weather(rng, 3, 0.02, 0.1)
     at_s = rng.uniform(0.2, 0.4)
     while at_s < END_S - 0.4:
         up_s = at_s + 0.005
@@ -116,7 +117,7 @@ def _rolling(rng: Stream) -> Storm:
     The next one falls silent in the midst of its election. The first comes back, spreads its old
     entries, and is cut off again, if the seed will have it so before it is done.
     """
-    faults = weather(rng, 3, 0.01, 0.02)
+    faults = weather(rng, 3, 0.01, 0.03)
     at_s = rng.uniform(0.05, 0.15)
     while at_s < END_S - 1.4:
         first, second, third = rng.sample((0, 1, 2), 3)
@@ -142,7 +143,7 @@ def _rolling(rng: Stream) -> Storm:
 
 def _laggards(rng: Stream) -> Storm:
     """Tiny snapshots in tiny pieces, and nodes that miss much: InstallSnapshot all the time."""
-    faults = weather(rng, 5, 0.05, 0.02) + cuts(rng, 5, (0.3, 0.9), 0.1)
+    faults = weather(rng, 5, 0.05, 0.6) + cuts(rng, 5, (0.3, 0.9), 0.1)
     faults += crashes(rng, 5, 4, (0.1, 0.8))
     world = World.lan(5).with_faults(*faults)
     return world, ReplicatedStore(think_s=0.08), {"snapshot_entries": 6, "chunk_B": 60}
@@ -150,7 +151,7 @@ def _laggards(rng: Stream) -> Storm:
 
 def _members(rng: Stream) -> Storm:
     """Members leave and come back while nodes crash and links fail."""
-    faults = weather(rng, 4, 0.05, 0.05) + cuts(rng, 4, (0.1, 0.5), 0.5)
+    faults = weather(rng, 4, 0.05, 0.8) + cuts(rng, 4, (0.1, 0.5), 0.5)
     faults += crashes(rng, 4, 3, (0.05, 0.5))
     world = World.lan(4).with_faults(*faults)
     return world, ReplicatedStore(changes=4), {"snapshot_entries": 15}
@@ -159,13 +160,13 @@ def _members(rng: Stream) -> Storm:
 def _power(rng: Stream) -> Storm:
     """The power of all machines fails a few times; slow disks, so that much is not yet synced."""
     disk = Disk(latency_s=0.002, fsync_s=0.004)
-    faults = weather(rng, 3, 0.02, 0.02)
+    faults = weather(rng, 3, 0.02, 0.5)
     at_s = rng.uniform(0.4, 0.7)
     while at_s < END_S - 0.3:
         faults.append(Crash(node=(0, 1, 2), at_s=at_s, until_s=at_s + rng.uniform(0.01, 0.05)))
         at_s += rng.uniform(0.35, 0.6)
     world = World.lan(3, machine=Machine(disk=disk)).with_faults(*faults)
-    return world, ReplicatedStore(think_s=0.05), {"snapshot_entries": 20}
+    return world, ReplicatedStore(think_s=0.05), {"snapshot_entries": 5}
 
 
 def verdict(raft: type, seed: int) -> list[str]:

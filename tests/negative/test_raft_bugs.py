@@ -56,9 +56,9 @@ class TruncatesAlways(Raft):
     ) -> None:  # fmt: skip
         journal = self.journal
         fits = journal.conflict(before, before_term) is None
-        if self.ready and term >= self.term and fits and before >= journal.snapshot.index:
-            if before < journal.last_index:
-                self.remember_entries(before + 1, ())
+        inside = journal.snapshot.index <= before < journal.last_index
+        if self.ready and term >= self.term and fits and inside:
+            self.remember_entries(before + 1, ())
         await super().append_entries(term, before, before_term, entries, commit, round_, sender)
 
 

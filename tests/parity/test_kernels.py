@@ -163,3 +163,22 @@ def test_streams_agree_draw_by_draw():
     ] * 20:  # fmt: skip
         assert getattr(python, method)(*args) == getattr(c, method)(*args), method
     assert python.count == c.count
+
+
+def test_processors_that_charge_for_messages_agree():
+    from orrery.engines.virtual.engine import Engine
+
+    stories = []
+    for name in ("python", "c"):
+        engine = Engine({"node": Chaos()}, world=WORLDS["lossy"], seed=3, kernel=name)
+        busy = {}
+
+        def charge(host, size, receiving, engine=engine, busy=busy):
+            start = max(engine.kernel.now, busy.get(host, 0))
+            busy[host] = start + 20_000 + 50 * size * (1 + receiving)
+            return busy[host] - engine.kernel.now
+
+        engine.kernel.charge = charge
+        done = engine.run(2.0)
+        stories.append((done.digest, done.seconds, [r.time_s for r in done.records]))
+    assert stories[0] == stories[1]

@@ -27,6 +27,8 @@ from orrery.world import World
 MOST_SEEDS = 100_000
 UNTIL_S = 1.5
 BATCH = 25
+ALL_CASES = 10
+PER_SEED = 6
 HASH_SEEDS = (1, 20_011)
 
 # Small settings of the problems, so that a thousand seeds take minutes.
@@ -34,7 +36,10 @@ SMALL: dict[str, dict[str, Any]] = {
     "broadcast": {"values": 4, "settle_s": 0.4},
     "replicated_store": {"clients": 3, "ops": 6, "think_s": 0.02, "settle_s": 0.2},
     "lookup": {"lookups": 20, "final": 5, "join_s": 0.5, "spread_s": 0.5, "settle_s": 0.3},
+    "all_reduce": {"items": 3000, "rounds": 1},
+    "atomic_commit": {"transactions": 8},
 }
+SMALL_LANS = {"broadcast": 8, "lookup": 8}
 
 
 class Case(msgspec.Struct, frozen=True, kw_only=True):
@@ -45,7 +50,7 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
     knobs: dict[str, Any] = {}
     problem: str = ""
     problem_knobs: dict[str, Any] = {}
-    world: dict[str, Any]
+    world: str  # as TOML, which has infinities and JSON has not
     until_s: float = UNTIL_S
 
 
@@ -89,17 +94,21 @@ def verify_determinism(
     """Run the suite for seeds 0 … seeds-1; `{runs, mismatches, first_divergence, …}`."""
     if isinstance(seeds, bool) or not isinstance(seeds, int) or not 1 <= seeds <= MOST_SEEDS:
         raise UsageError(f"seeds={seeds!r}: give a whole number from 1 to {MOST_SEEDS}")
-    todo = list(suite() if cases is None else cases)
+    broken: dict[str, str] = {}
+    todo = list(suite(broken) if cases is None else cases)
     if not todo:
         raise UsageError("there is no case to verify; build a system or give cases=")
     kernels = known_kernels()
-    tally = Tally(len(todo) * seeds, progress)
+    turns = {seed: turn(todo, seed) for seed in range(seeds)}
+    tally = Tally(sum(map(len, turns.values())), progress)
+    tally.failed.update(broken)
     for start in range(0, seeds, BATCH):
         batch = range(start, min(start + BATCH, seeds))
         # The fresh processes work while this one does.
-        away = [Away(todo, batch, kernels[0], seed) for seed in HASH_SEEDS] if fresh else []
+        jobs = [(case, seed) for seed in batch for case in turns[seed]]
+        away = [Away(jobs, kernels[0], seed) for seed in HASH_SEEDS] if fresh else []
         try:
-            here = _in_process(todo, batch, kernels, tally)
+            here = _in_process(jobs, kernels, tally)
             for other in away:
                 _compare_away(other, here, todo, tally)
         finally:
@@ -140,26 +149,39 @@ class Tally:
             self.first = locate(case, seed, a[0], b[0])
 
 
+def turn(cases: Sequence[Case], seed: int) -> list[Case]:
+    """The cases that a seed runs: all for the first seeds, afterwards some of them in turn.
+
+    So a thousand seeds stay a matter of minutes however many systems are built.
+    """
+    if seed < ALL_CASES or len(cases) <= PER_SEED:
+        return list(cases)
+    first = (seed - ALL_CASES) * PER_SEED
+    return [cases[(first + i) % len(cases)] for i in range(PER_SEED)]
+
+
+Jobs = Sequence[tuple[Case, int]]
+
+
 def _in_process(
-    cases: Sequence[Case], seeds: Sequence[int], kernels: Sequence[str], tally: Tally
+    jobs: Jobs, kernels: Sequence[str], tally: Tally
 ) -> dict[tuple[str, int, bool], Shot]:
     found: dict[tuple[str, int, bool], Shot] = {}
-    for case in cases:
-        for seed in seeds:
-            for wire in (False, True):
-                first = Variant(kernels[0], wire)
-                base = shoot(case, seed, first)
+    for case, seed in jobs:
+        for wire in (False, True):
+            first = Variant(kernels[0], wire)
+            base = shoot(case, seed, first)
+            tally.runs += 1
+            found[case.name, seed, wire] = base
+            if base.error:
+                tally.failed.setdefault(case.name, base.error)
+            others = [Variant(kernel, wire) for kernel in kernels[1:]]
+            if not wire:
+                others.insert(0, Variant(kernels[0], again=True))
+            for other in others:
                 tally.runs += 1
-                found[case.name, seed, wire] = base
-                if base.error:
-                    tally.failed.setdefault(case.name, base.error)
-                others = [Variant(kernel, wire) for kernel in kernels[1:]]
-                if not wire:
-                    others.insert(0, Variant(kernels[0], again=True))
-                for other in others:
-                    tally.runs += 1
-                    tally.judge(case, seed, (first, base), (other, shoot(case, seed, other)))
-            tally.step()
+                tally.judge(case, seed, (first, base), (other, shoot(case, seed, other)))
+        tally.step()
     return found
 
 
@@ -231,7 +253,7 @@ def _built(data: bytes) -> tuple[Any, Any, World]:
 
     case = msgspec.json.decode(data, type=Case)
     problem = ask_problem(case.problem, case.problem_knobs) if case.problem else None
-    return load(case.part)(**case.knobs), problem, World.from_data(case.world)
+    return load(case.part)(**case.knobs), problem, World.from_toml(case.world)
 
 
 def known_kernels() -> list[str]:
@@ -264,7 +286,7 @@ def _traced(case: Case, seed: int, variant: Variant) -> Shot:
         shoot(case, seed, variant)  # the run before it is what may have left something behind
     if variant.hash_seed is None:
         return shoot(case, seed, variant, trace=True)
-    away = Away([case], [seed], variant.kernel, variant.hash_seed, trace=True)
+    away = Away([(case, seed)], variant.kernel, variant.hash_seed, trace=True)
     try:
         return next(shot for _, _, wire, shot in away.shots() if wire == variant.wire)
     finally:
@@ -309,16 +331,60 @@ def _report(record: Sequence[Any] | None) -> dict[str, Any] | None:
     return {"time_s": float(record[0]), "node": record[1], "values": record[2]}
 
 
+# -- one part, examined closely
+
+
+def examine(case: Case, seed: int = 0, fresh: bool = True) -> list[dict[str, Any]]:
+    """Every way in which one case differs from itself, each with the first event that does.
+
+    Besides what `verify_determinism` compares, a run in which messages are handed over is compared
+    with one in which they are encoded: what differs there was changed after it was sent.
+    """
+    kernels = known_kernels()
+    pairs = [(Variant(kernels[0]), Variant(kernels[0], again=True))]
+    pairs += [(Variant(kernels[0]), Variant(kernel)) for kernel in kernels[1:]]
+    if fresh:
+        pairs += [(Variant(kernels[0], False, HASH_SEEDS[0]), Variant(kernels[0], False, other))
+                  for other in HASH_SEEDS[1:]]  # fmt: skip
+    found = []
+    for a, b in pairs:
+        one, other = _traced(case, seed, a), _traced(case, seed, b)
+        if one.print != other.print:
+            between = {"between": [a.say(), b.say()]}
+            found.append({"case": case.name, "seed": seed, **between, **divergence(one, other)})
+    return found + aliasing(case, seed)
+
+
+def aliasing(case: Case, seed: int = 0) -> list[dict[str, Any]]:
+    """Whether a part changes what it has sent: the same run with and without the codec.
+
+    On links so fast that the size of a message costs no time, both must do the same.
+    """
+    world = World.from_toml(case.world).with_param("network.bandwidth_Bps", 1e18)
+    quick = msgspec.structs.replace(case, world=world.to_toml())
+    kernel = known_kernels()[0]
+    handed, coded = Variant(kernel), Variant(kernel, wire=True)
+    one, other = shoot(quick, seed, handed, True), shoot(quick, seed, coded, True)
+    other.sums = []
+    but_size = (0, 1, 2, 3, 4, 5, 7)
+    same = [[row[i] for i in but_size] for row in one.rows] == [
+        [row[i] for i in but_size] for row in other.rows]  # fmt: skip
+    if same and one.records == other.records and one.error == other.error:
+        return []
+    return [{
+        "case": case.name, "seed": seed, "between": [handed.say(), coded.say()],
+        "what": "a message was changed after it was sent, or does not survive the codec",
+        **divergence(one, other, but_size),
+    }]  # fmt: skip
+
+
 # -- fresh processes
 
 
 class Away:
     """A new interpreter with its own hash seed that runs cases and tells their fingerprints."""
 
-    def __init__(
-        self, cases: Sequence[Case], seeds: Sequence[int], kernel: str, hash_seed: int,
-        trace: bool = False,
-    ) -> None:  # fmt: skip
+    def __init__(self, jobs: Jobs, kernel: str, hash_seed: int, trace: bool = False) -> None:
         self.kernel = kernel
         self.hash_seed = hash_seed
         paths = [path for path in sys.path if path] + [os.getcwd()]
@@ -328,9 +394,10 @@ class Away:
             [sys.executable, "-m", "orrery.lab.determinism"], stdin=subprocess.PIPE,
             stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=env,
         )  # fmt: skip
-        order = msgspec.json.encode(
-            {"cases": cases, "seeds": list(seeds), "kernel": kernel, "trace": trace}
-        )
+        cases = {case.name: case for case, _ in jobs}
+        order = msgspec.json.encode(_Order(
+            cases=cases, jobs=[(case.name, seed) for case, seed in jobs], kernel=kernel,
+            trace=trace))  # fmt: skip
         assert self._process.stdin is not None
         self._process.stdin.write(order)
         self._process.stdin.close()
@@ -356,9 +423,9 @@ class Away:
                 pipe.close()
 
 
-class _Order(msgspec.Struct):
-    cases: list[Case]
-    seeds: list[int]
+class _Order(msgspec.Struct, kw_only=True):
+    cases: dict[str, Case]
+    jobs: list[tuple[str, int]]
     kernel: str
     trace: bool = False
 
@@ -369,26 +436,31 @@ def _serve(source: IO[bytes]) -> None:
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
     with answers:
-        for case in order.cases:
-            for seed in order.seeds:
-                for wire in (False, True):
-                    shot = shoot(case, seed, Variant(order.kernel, wire), order.trace)
-                    answers.write(msgspec.json.encode((case.name, seed, wire, shot)) + b"\n")
+        for name, seed in order.jobs:
+            for wire in (False, True):
+                shot = shoot(order.cases[name], seed, Variant(order.kernel, wire), order.trace)
+                answers.write(msgspec.json.encode((name, seed, wire, shot)) + b"\n")
 
 
 # -- the suite
 
 
-def suite() -> list[Case]:
-    """Every built system on its problem under the faults it survives, and the small parts."""
+def suite(broken: dict[str, str] | None = None) -> list[Case]:
+    """Every built system on its problem under the faults it survives, and the small parts.
+
+    What cannot be made is told in `broken`, so that a suite never shrinks in silence.
+    """
     from orrery.lab.discover import entries
 
     found = [*_small_parts()]
     for entry in entries():
-        if entry.built and entry.problem:
-            made = _case_of(entry.id, entry.problem)
-            if made is not None:
-                found.append(made)
+        if not (entry.built and entry.problem):
+            continue
+        try:
+            found.append(_case_of(entry.id, entry.problem))
+        except OrreryError as failure:
+            if broken is not None:
+                broken[entry.id] = str(failure)
     return found
 
 
@@ -401,24 +473,21 @@ def _small_parts() -> list[Case]:
     )  # fmt: skip
     heavy = World.lan(4).with_faults(Crash(node="random", at_s=0.01, until_s=0.03))
     return [
-        Case(name="chatter", part="orrery.lab.trials:Chatter", world=rough.to_data()),
-        Case(name="hauler", part="orrery.lab.trials:Hauler", world=heavy.to_data()),
+        Case(name="chatter", part="orrery.lab.trials:Chatter", world=rough.to_toml()),
+        Case(name="hauler", part="orrery.lab.trials:Hauler", world=heavy.to_toml()),
     ]
 
 
-def _case_of(id: str, problem: str) -> Case | None:
+def _case_of(id: str, problem: str) -> Case:
     from orrery.lab.discover import load
     from orrery.lab.questions import ask_problem
 
-    try:
-        cls = load(id)
-        asked = ask_problem(problem, SMALL.get(problem))
-        world = asked.world()
-    except OrreryError:
-        return None  # listing and the laws say what is wrong with it
+    cls = load(id)
+    asked = ask_problem(problem, SMALL.get(problem))
+    world = World.lan(SMALL_LANS[problem]) if problem in SMALL_LANS else asked.world()
     return Case(
         name=id, part=id, problem=problem, problem_knobs=SMALL.get(problem, {}),
-        world=under_faults(world, getattr(cls, "tolerates", ())).to_data(),
+        world=under_faults(world, getattr(cls, "tolerates", ())).to_toml(),
     )  # fmt: skip
 
 

@@ -293,7 +293,7 @@ def _annotated_set(node: ast.expr) -> str:
 
 
 def _set_kind(node: ast.AST, known: dict[str, str]) -> str:
-    """"" if it is no set, else the type of its elements ("?" where that is not told)."""
+    """ "" if it is no set, else the type of its elements ("?" where that is not told)."""
     if isinstance(node, ast.Set):
         return _element_kind(node.elts)
     if isinstance(node, ast.SetComp):

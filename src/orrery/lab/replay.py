@@ -246,7 +246,9 @@ def _value(value: Any, path: str) -> Any:
         return {k: _value(v, path) for k, v in value.items() if k != "struct"}
     if isinstance(value, list):
         return [_value(each, path) for each in value]
-    return {"inf": math.inf, "-inf": -math.inf}.get(value, value) if isinstance(value, str) else value
+    return (
+        {"inf": math.inf, "-inf": -math.inf}.get(value, value) if isinstance(value, str) else value
+    )
 
 
 def _world(stored: Stored, problem: Any, given: Any) -> Any:

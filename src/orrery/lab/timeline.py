@@ -124,13 +124,13 @@ class TimeAxis:
             and _share(padded, self.lo, self.hi) < _BUSY_ENOUGH
         )
         self.stretches = (
-            self._fold(padded, _IDLE_LATENCIES * latency_ns, x0, x1) if self.folds else [Stretch(self.lo, self.hi, x0, x1, False)]
+            self._fold(padded, _IDLE_LATENCIES * latency_ns, x0, x1)
+            if self.folds
+            else [Stretch(self.lo, self.hi, x0, x1, False)]
         )
         self._starts = [stretch.start_ns for stretch in self.stretches]
 
-    def _fold(
-        self, busy: Sequence[Interval], idle_ns: int, x0: float, x1: float
-    ) -> list[Stretch]:
+    def _fold(self, busy: Sequence[Interval], idle_ns: int, x0: float, x1: float) -> list[Stretch]:
         edges: list[tuple[int, int, bool]] = []
         at = self.lo
         if 0 < busy[0][0] - at <= idle_ns:

@@ -9,6 +9,7 @@ outside the core, only in this thread and only during the run. It costs several 
 
 from __future__ import annotations
 
+import _thread
 import contextlib
 import datetime
 import os
@@ -16,7 +17,7 @@ import random
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from types import CodeType, FrameType, ModuleType
 from typing import Any
 
@@ -42,6 +43,9 @@ def _c_functions() -> dict[Any, str]:
     for name in ("urandom", "getrandom", "getpid", "getcwd", "stat", "fork", "lstat"):
         if hasattr(os, name):
             found[getattr(os, name)] = f"os.{name}" if name != "lstat" else "os.stat"
+    for name in ("start_new_thread", "start_joinable_thread"):  # audited only in newer Pythons
+        if hasattr(_thread, name):
+            found[getattr(_thread, name)] = "threading."
     # The methods of the generator that the functions of the module `random` share.
     shared = random._inst  # type: ignore[attr-defined]
     for name in ("random", "getrandbits"):
@@ -189,7 +193,11 @@ def files_of(part: Any, problem: Any = None) -> set[str]:
         names = {each.__module__ for each in cls.__mro__} | set(sources(cls))
         for name in names:
             path = getattr(sys.modules.get(name), "__file__", None)
-            if path and not _is_core(path) and name.partition(".")[0] not in sys.stdlib_module_names:
+            if (
+                path
+                and not _is_core(path)
+                and name.partition(".")[0] not in sys.stdlib_module_names
+            ):
                 found.add(path)
     return found
 
@@ -254,9 +262,7 @@ def _contents(value: Any) -> str:
         return str(len(value))
 
 
-def _changed_state(
-    part: Any, before: dict[tuple[str, str], tuple[Any, str]]
-) -> Iterator[Finding]:
+def _changed_state(part: Any, before: dict[tuple[str, str], tuple[Any, str]]) -> Iterator[Finding]:
     for (module, name), (value, was) in before.items():
         if _contents(value) == was:
             continue
@@ -282,6 +288,3 @@ def _line_of(path: str, name: str) -> int:
         if any(isinstance(target, ast.Name) and target.id == last for target in targets):
             return int(node.lineno)  # type: ignore[attr-defined]
     return 1
-
-
-Watched = Callable[..., tuple[Run, list[Finding]]]

@@ -23,7 +23,7 @@
 #define MAX_DEPTH 32
 
 enum { DEAD = 0, ALIVE = 1, PAUSED = 2 };
-enum { TIMER = 0, MESSAGE = 1, CALL = 2, DEADLINE = 3, READY = 4 };
+enum { TIMER = 0, MESSAGE = 1, CALL = 2, DEADLINE = 3, READY = 4, ARRIVED = 5 };
 
 /* Borrowed for the life of the module from the Python modules that define them. */
 static PyObject *PartError, *Refused, *Cancelled, *DeadlineExceeded;
@@ -188,7 +188,7 @@ struct KernelObject {
     Py_ssize_t rhead, rcount, rroom;
     TaskObject *current; /* borrowed: the task being run, or NULL */
     PyObject *hosts, *state, *side, *special;
-    PyObject *failure, *resolve, *on_emit, *trace, *hasher, *hook, *wire, *link_of, *make_rng;
+    PyObject *failure, *resolve, *on_emit, *trace, *hasher, *hook, *wire, *link_of, *make_rng, *charge;
     PyObject *class_slots;
     int64_t digest[DIGEST_WORDS];
     Py_ssize_t digested;
@@ -393,7 +393,7 @@ static void ready_clear(ReadyEntry *r)
 
 static void discard(KernelObject *k, int kind, void *what)
 {
-    if (kind == MESSAGE)
+    if (kind == MESSAGE || kind == ARRIVED)
         msg_free(k, what);
     else if (kind == READY) {
         ready_clear(what);
@@ -583,9 +583,27 @@ static int find_link(KernelObject *k, int src, int dst, int64_t *latency, int64_
     return 0;
 }
 
+/* What a host's processor needs for a message: ns to wait, or -1 for an error. */
+static int64_t charge(KernelObject *k, int host, int64_t size, int receiving)
+{
+    if (k->charge == Py_None)
+        return 0;
+    PyObject *wait = PyObject_CallFunction(k->charge, "iLO", host, (long long)size,
+                                           receiving ? Py_True : Py_False);
+    if (!wait)
+        return -1;
+    int64_t ns = PyLong_AsLongLong(wait);
+    Py_DECREF(wait);
+    return ns < 0 ? (PyErr_Occurred() ? -1 : 0) : ns;
+}
+
 /* When the message arrives: 0 and *when, 1 for a lost one, -1 for an error. */
 static int travel(KernelObject *k, int src, int dst, int64_t size, int64_t extra, int64_t *when)
 {
+    int64_t busy_ns = charge(k, src, size, 0);
+    if (busy_ns < 0)
+        return -1;
+    int64_t now = k->now + busy_ns;
     int outside = src >= k->immune || dst >= k->immune;
     if (k->cut && !outside) {
         int same = PyObject_RichCompareBool(PyList_GET_ITEM(k->side, src),
@@ -604,7 +622,7 @@ static int travel(KernelObject *k, int src, int dst, int64_t size, int64_t extra
         uint64_t low = word & 0xFFFFFFFFu, j = (uint64_t)jitter;
         latency += (int64_t)(low * (j >> 32) + ((low * (j & 0xFFFFFFFFu)) >> 32));
     }
-    int64_t sent = k->now;
+    int64_t sent = now;
     if (ns_per_byte) {
         int64_t busy = (int64_t)((double)size * ns_per_byte);
         if (k->egress) {
@@ -616,7 +634,7 @@ static int travel(KernelObject *k, int src, int dst, int64_t size, int64_t extra
     }
     *when = sent + latency + extra;
     if (k->mode == 2)
-        *when = (k->now / k->round_ns + 1) * k->round_ns - 1 + extra;
+        *when = (now / k->round_ns + 1) * k->round_ns - 1 + extra;
     else if (k->fifo && jitter && !extra) { /* what a fault delays may be overtaken */
         *when = in_order(k, (uint64_t)src << 32 | (uint32_t)dst, *when);
         if (*when < 0)
@@ -1232,11 +1250,20 @@ static int run_entry(KernelObject *k, Entry e)
             bad = task_resume(k, t, NULL);
         }
         Py_DECREF(t);
-    } else if (kind == MESSAGE) {
+    } else if (kind == MESSAGE || kind == ARRIVED) {
         Msg *m = e.what;
         k->now = e.when;
         if (state_of(k, m->dst) != ALIVE)
             return not_alive(k, m->dst, kind, e.what, gen);
+        if (kind == MESSAGE && m->src != m->dst) {
+            int64_t wait = charge(k, m->dst, m->size, 1);
+            if (wait < 0) {
+                msg_free(k, m);
+                return -1;
+            }
+            if (wait > 0) /* the receiver's processor has to take it in first */
+                return push(k, k->now + wait, m, ARRIVED, 0);
+        }
         k->events++;
         bad = deliver(k, e.seq, m);
         msg_free(k, m);
@@ -1658,9 +1685,9 @@ static int kernel_init(KernelObject *k, PyObject *args, PyObject *kwargs)
         if (PyErr_Occurred())
             return -1;
     }
-    PyObject **fields[] = {&k->failure, &k->trace,   &k->hook,
-                           &k->wire,    &k->link_of, &k->make_rng};
-    for (int i = 0; i < 6; i++) {
+    PyObject **fields[] = {&k->failure, &k->trace,    &k->hook,  &k->wire,
+                           &k->link_of, &k->make_rng, &k->charge};
+    for (int i = 0; i < 7; i++) {
         Py_INCREF(Py_None);
         *fields[i] = Py_None;
     }
@@ -1692,6 +1719,7 @@ static int kernel_traverse(KernelObject *k, visitproc visit, void *arg)
     Py_VISIT(k->wire);
     Py_VISIT(k->link_of);
     Py_VISIT(k->make_rng);
+    Py_VISIT(k->charge);
     Py_VISIT(k->class_slots);
     for (Py_ssize_t i = 0; i < k->rcount; i++) {
         ReadyEntry *r = &k->ready[(k->rhead + i) % k->rroom];
@@ -1702,7 +1730,7 @@ static int kernel_traverse(KernelObject *k, visitproc visit, void *arg)
     for (Py_ssize_t i = 0; i < k->count + k->held_count; i++) {
         int kind = i < k->count ? (int)(k->heap[i].tag & 7) : k->held[i - k->count].what_kind;
         void *what = i < k->count ? k->heap[i].what : k->held[i - k->count].what;
-        if (kind == MESSAGE) {
+        if (kind == MESSAGE || kind == ARRIVED) {
             Msg *m = what;
             Py_VISIT(m->slot);
             Py_VISIT(m->args);
@@ -1744,6 +1772,7 @@ static int kernel_clear(KernelObject *k)
     Py_CLEAR(k->wire);
     Py_CLEAR(k->link_of);
     Py_CLEAR(k->make_rng);
+    Py_CLEAR(k->charge);
     Py_CLEAR(k->class_slots);
     return 0;
 }
@@ -1805,6 +1834,7 @@ static PyMemberDef kernel_members[] = {
     {"hook", T_OBJECT_EX, K(hook), 0, NULL},
     {"link_of", T_OBJECT_EX, K(link_of), 0, NULL},
     {"make_rng", T_OBJECT_EX, K(make_rng), 0, NULL},
+    {"charge", T_OBJECT_EX, K(charge), 0, NULL},
     {"stopped", T_INT, K(stopped), READONLY, NULL},
     {"mode", T_INT, K(mode), 0, NULL},
     {"immune", T_INT, K(immune), 0, NULL},

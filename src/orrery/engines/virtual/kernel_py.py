@@ -20,7 +20,7 @@ from orrery.base import rand
 from orrery.base.codec import size_of
 from orrery.base.errors import Cancelled, PartError, Refused
 from orrery.base.units import FOREVER_NS
-from orrery.engines.virtual.sending_py import MESSAGE, SIZES, Sending, Slot
+from orrery.engines.virtual.sending_py import ARRIVED, MESSAGE, SIZES, Sending, Slot
 from orrery.engines.virtual.waits_py import (
     DEADLINE,
     Call,
@@ -308,7 +308,8 @@ class Kernel(Sending):
     def _refresh(self) -> None:
         """Whether `tell` may take its short path; only the engine's own calls can change it."""
         plain = (
-            self.mode == 0 and self.wire is None and not self.cut and 1 not in self.special
+            self.mode == 0 and self.wire is None and self.charge is None
+            and not self.cut and 1 not in self.special
             and not self.jitter_ns and (self.egress or not self.ns_per_byte)
             # The driver is never told anything, but its own messages are not lost.
             and (not self.drop32 or self.hosts[-1] is None or self.immune >= len(self.hosts))
@@ -358,6 +359,7 @@ class Kernel(Sending):
         """Everything of one instant, in order; the bucket may grow meanwhile. How many ran."""
         ready, state, hosts, buffer = self.ready, self.state, self.hosts, self._buffer
         watched = self.trace is not None or self.wire is not None
+        charge = self.charge
         events, alive = self.events, ALIVE
         done = 0
         for entry in bucket:
@@ -369,6 +371,12 @@ class Kernel(Sending):
                 if state[dst] != alive:
                     self._not_alive(dst, entry)
                     continue
+                if charge is not None and src != dst:
+                    wait = charge(dst, size, True)
+                    if wait > 0:  # the receiver's processor has to take it in first
+                        self.seq += 1
+                        self.push(when + wait, (self.seq, ARRIVED, *entry[2:]))
+                        continue
                 events += 1
                 if is_reply or watched or slot.flags:
                     self._deliver(seq, src, dst, slot, args, call, is_reply, size, sent)
@@ -404,8 +412,16 @@ class Kernel(Sending):
         return done
 
     def _rarer(self, when: int, entry: Any) -> int:
-        """A scheduled call, or the end of a deadline. How many events that was: none or one."""
-        _, what, target = entry
+        """A call, the end of a deadline, a message taken in. How many events: none or one."""
+        what, target = entry[1], entry[2]
+        if what == ARRIVED:
+            self.now = when
+            dst = entry[3]
+            if self.state[dst] != ALIVE:
+                self._not_alive(dst, entry)
+                return 0
+            self._deliver(entry[0], *entry[2:])
+            return 1
         if what == CALL:
             if not target.live:
                 return 0

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from orrery.engines.virtual.kernel_py import Host
 
 MESSAGE = 1  # the mark of a message's entry; a reply is one too
+ARRIVED = 5  # a message that its receiver's processor has taken in
 _MASK32 = 0xFFFFFFFF
 SIZES = {int: 8, float: 8, bool: 1, type(None): 1}
 
@@ -80,6 +81,8 @@ class Sending:
         self.special = bytearray(hosts)  # 1: messages of this node pass the hook
         self.hook: Callable[..., list[tuple[int, int, Any]] | None] | None = None
         self.wire: tuple[Callable[..., bytes], Callable[..., Any]] | None = None
+        # What sending or receiving costs a processor: (host, size, receiving) -> ns to wait.
+        self.charge: Callable[[int, int, bool], int] | None = None
 
     @property
     def messages(self) -> int:
@@ -149,6 +152,8 @@ class Sending:
         else:
             size = self.header + size_of(args)
         self.sizes.append(size)
+        if self.charge is not None and src != dst:
+            now += self.charge(src, size, False)
         if src == dst:
             when = now + extra_ns
         else:
@@ -182,7 +187,7 @@ class Sending:
             elif jitter and self.fifo and not extra_ns:  # what a fault delays may be overtaken
                 when = self._in_order(src << 32 | dst, when)
         self.seq = seq = self.seq + 1
-        self.push(when, (seq, MESSAGE, src, dst, slot, args, call, is_reply, size, now))
+        self.push(when, (seq, MESSAGE, src, dst, slot, args, call, is_reply, size, self.now))
 
     def push(self, when: int, entry: Any) -> None:
         """Put an entry on the calendar."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable
 from typing import Any
 
@@ -128,7 +129,9 @@ def bytes_are_counted_exactly(subject: Subject) -> Iterable[str]:
                 yield f"{size} ranks: {counted} bytes counted, {carried} carried"
 
 
+@functools.lru_cache(maxsize=len(SIZES) * (len(ARRAYS) + 1))
 def _all_kinds(subject: Subject, size: int, items: int, dtype: str, nan: bool) -> Any:
+    """One run serves the law of values and that of bytes."""
     probe = AllKinds(collective=subject.part, items=items, dtype=dtype, nan=nan)
     return run(probe, world=World.lan(size), seed=subject.seeds[0])
 

@@ -9,7 +9,7 @@ when the faults are over the store serves again and every live node catches up.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from typing import Any, ClassVar
 
 import msgspec
@@ -228,7 +228,7 @@ class ReplicatedStore(Problem):
             "commits_per_s": commits / outcome.seconds if outcome.seconds > 0 else 0.0,
             "latency_p50_s": quantile(waits, 0.5),
             "latency_p99_s": quantile(waits, 0.99),
-            "unknown": float(sum(state == "unknown" for state in trial.history.states)),
+            "unknown": float(sum(state in ("unknown", "open") for state in trial.history.states)),
             "elections": float(len(outcome.emitted("leads"))),
             "unavailable_s": max(gaps),
             "messages_per_op": outcome.messages / len(ends) if ends else math.inf,
@@ -293,7 +293,7 @@ class Client:
             return
         history.ok(entry, None if f == "write" else reply.result, driver.now)
         if f == "read" or reply.result is not False:
-            self.seen[key] = reply.result if f == "read" else fresh  # type: ignore[assignment]
+            self.seen[key] = reply.result if f == "read" else fresh
 
     async def _until_done(self, op: Op) -> Reply:
         driver, nodes = self.driver, len(self.driver.nodes)
@@ -338,8 +338,9 @@ async def _reconfigure(driver: Driver, members: tuple[int, ...], limit_s: float)
 def _records_agree(outcome: Outcome) -> list[Violation]:
     """What the replicas emitted: leaders, commands by index, states by index."""
     leaders = [(term, node) for _, node, term in outcome.emitted("leads")]
-    lives: dict[tuple[int, int], list[tuple[int, Any]]] = {}
+    lives: dict[Hashable, list[tuple[int, Any]]] = {}
     life: dict[int, int] = {}
+    begins: dict[Hashable, int] = {}
     states: dict[int, tuple[int, int]] = {}
     found: list[Violation] = []
     for time_s, node, values in outcome.records:
@@ -347,8 +348,7 @@ def _records_agree(outcome: Outcome) -> list[Violation]:
             lives.setdefault((node, life.get(node, 0)), []).append(values["applied"])
         elif "restored" in values:
             life[node] = life.get(node, 0) + 1
-            # The gap between snapshot and next command would hide a lost command.
-            lives[node, life[node]] = [(values["restored"], None)]
+            begins[node, life[node]] = values["restored"] + 1
         elif "state" in values:
             index, mark = values["state"]
             other, theirs = states.setdefault(index, (node, mark))
@@ -357,21 +357,18 @@ def _records_agree(outcome: Outcome) -> list[Violation]:
                 evidence = {"index": index, "states": ((other, theirs), (node, mark))}
                 found.append(Violation(kind="state_fork", message=text, evidence=evidence,
                                        time_s=time_s, node=node))  # fmt: skip
-    return found + one_leader_per_term(leaders) + _safe(lives)
+    return found + one_leader_per_term(leaders) + _safe(lives, begins)
 
 
-def _safe(lives: dict[tuple[int, int], list[tuple[int, Any]]]) -> list[Violation]:
-    """State-machine safety of each life of each node; a restored index only fixes the next one."""
+def _safe(
+    lives: Mapping[Hashable, list[tuple[int, Any]]], begins: Mapping[Hashable, int]
+) -> list[Violation]:
+    """State-machine safety over all lives of all nodes; a life begins after what was restored."""
     found: list[Violation] = []
-    chosen = {}
     for name, applied in lives.items():
-        begins = applied[0][0] + 1 if applied[0][1] is None else None
-        rest = applied[1:] if begins is not None else applied
-        found += state_machine_safety({name: rest}, begins)
-        chosen[name] = rest
+        found += state_machine_safety({name: applied}, begins.get(name))
     # Order and gaps were judged above, each life with its own beginning; here only the commands.
-    found += [v for v in state_machine_safety(chosen) if v.kind == "unsafe_apply"]
-    return found
+    return found + [v for v in state_machine_safety(lives) if v.kind == "unsafe_apply"]
 
 
 def _laggards(outcome: Outcome, trial: Trial) -> list[Violation]:

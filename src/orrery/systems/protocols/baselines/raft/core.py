@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 
 from orrery.parts import Count, Positive, Whole
+from orrery.parts.node import Event
 from orrery.systems.protocols.baselines.raft.log import Entry, Log, Snapshot
 from orrery.systems.protocols.baselines.raft.machine import Machine, Result
 from orrery.systems.protocols.baselines.raft.storage import NOBODY, Base, Storage
@@ -55,8 +56,8 @@ class RaftCore(StoreNode):
         self.acks: set[int] = set()
         self.probing: set[int] = set()
         self.term_begins = 0
-        self.waiting: dict[int, object] = {}
-        self.reads: list[tuple[int, int, object]] = []
+        self.waiting: dict[int, Event] = {}
+        self.reads: list[tuple[int, int, Event]] = []
         self.incoming: tuple[int, int, bytearray] = (0, 0, bytearray())
         self.outgoing: dict[int, tuple[int, int]] = {}
         self.compacting = False
@@ -98,9 +99,9 @@ class RaftCore(StoreNode):
             self.leader = NOBODY
             # Nobody knows yet whether these entries will last; the clients ask again elsewhere.
             for waiter in self.waiting.values():
-                waiter.set(None)  # type: ignore[attr-defined]
+                waiter.set(None)
             for _, _, waiter in self.reads:
-                waiter.set(False)  # type: ignore[attr-defined]
+                waiter.set(False)
             self.waiting, self.reads = {}, []
         self.mode = Mode.FOLLOWER
 
@@ -126,7 +127,7 @@ class RaftCore(StoreNode):
                 self.emit(state=(self.applied, self.machine.fingerprint()))
             waiter = self.waiting.pop(self.applied, None)
             if waiter is not None:
-                waiter.set((result,))  # type: ignore[attr-defined]
+                waiter.set((result,))
         if len(self.journal.entries) > self.snapshot_entries and not self.compacting:
             self.compacting = True
             self.spawn(self.compact())

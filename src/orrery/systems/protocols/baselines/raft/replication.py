@@ -133,7 +133,7 @@ class Replication(Elections):
         for round_, index, waiter in self.reads:
             agreed = {peer for peer, heard in self.rounds.items() if heard >= round_}
             if index <= self.applied and self.is_majority(agreed | {self.id}):
-                waiter.set(True)  # type: ignore[attr-defined]
+                waiter.set(True)
             else:
                 still.append((round_, index, waiter))
         self.reads = still

@@ -1,0 +1,1 @@
+"""The documentation and the program that builds it: `python -m docs.build`."""
