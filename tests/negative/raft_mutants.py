@@ -47,15 +47,16 @@ MUTANTS = (
            "sorted(names, reverse=True)", "sorted(names)"),
     Mutant("torn_end_stays", "storage",
            "        await self.rewrite(lambda: state)\n",
-           "        if names and records:\n            self._name = name\n            return state\n"
+           "        if names and records:\n"
+           "            self._name = name\n            return state\n"
            "        await self.rewrite(lambda: state)\n"),
     Mutant("no_checksum", "storage",
            "if len(content) != size or zlib.crc32(content) != check:", "if False:"),
     Mutant("replay_keeps_the_tail", "storage",
-           "            del entries[record.index - base.snapshot.index - 1 :]\n", ""),
+           "            del entries[record.index - snapshot.index - 1 :]\n", ""),
     Mutant("replay_off_by_one", "storage",
-           "del entries[record.index - base.snapshot.index - 1 :]",
-           "del entries[record.index - base.snapshot.index :]"),
+           "del entries[record.index - snapshot.index - 1 :]",
+           "del entries[record.index - snapshot.index :]"),
     Mutant("vote_not_noted", "core",
            "        self.storage.note_vote(term, voted_for)\n", ""),
     Mutant("entries_not_noted", "core",
@@ -108,7 +109,7 @@ MUTANTS = (
            "            except DeadlineExceeded:\n                if self.term == 0 and"),
     # -- replication
     Mutant("commits_old_terms", "replication",
-           "index > self.commit and self.journal.term_at(index) == self.term", "index > self.commit"),
+           " and self.journal.term_at(index) == self.term", ""),
     Mutant("commits_on_a_minority", "replication",
            "index = have[(len(have) - 1) // 2]", "index = have[(len(have) + 1) // 2]"),
     Mutant("commits_only_what_all_have", "replication",
@@ -120,8 +121,8 @@ MUTANTS = (
     Mutant("no_first_entry_of_the_term", "replication",
            "self.term_begins = self.add(Entry(self.term))", "self.term_begins = self.commit"),
     Mutant("own_entry_counts_before_disk", "replication",
-           "        await self.storage.sync()\n        if self.mode is Mode.LEADER and self.term == "
-           "term:\n            self.match",
+           "        await self.storage.sync()\n"
+           "        if self.mode is Mode.LEADER and self.term == term:\n            self.match",
            "        if self.mode is Mode.LEADER and self.term == term:\n            self.match"),
     Mutant("match_one_too_high", "replication",
            "known = max(self.match.get(sender, 0), index)",
@@ -175,13 +176,16 @@ MUTANTS = (
            "log.compact(Snapshot(index, term,", "log.compact(Snapshot(index, term + 1,"),
     Mutant("snapshot_one_too_far", "core",
            "log, index = self.journal, self.applied\n        term",
-           "log = self.journal\n        index = min(self.applied + 1, log.last_index)\n        term"),
+           "log = self.journal\n"
+           "        index = min(self.applied + 1, log.last_index)\n        term"),
     Mutant("snapshot_not_restored", "replication", "            self.restore(snapshot)\n",
            "            self.commit = self.applied = snapshot.index\n"),
-    Mutant("pieces_in_any_order", "replication",
-           "        if offset == len(data):\n            data += piece\n        if not (done and "
-           "offset + len(piece) == len(data)):",
-           "        data += piece\n        if not done:"),
+    Mutant("lost_pieces_not_sent_again", "replication",
+           "if index == sent_index and offset != sent:",
+           "if index == sent_index and offset > sent:"),
+    Mutant("late_pieces_begin_anew", "replication",
+           "        if (term, index) < self.incoming[:2]:\n            return",
+           "        if False:\n            return"),
     Mutant("sessions_not_in_snapshots", "machine",
            "sessions = [self.sessions[client] for client in sorted(self.sessions)]",
            "sessions: list[Session] = []"),

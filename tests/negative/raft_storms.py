@@ -78,8 +78,21 @@ def cuts(rng: Stream, nodes: int, lasts_s: tuple[float, float], gap_s: float) ->
         at_s = until_s + rng.uniform(0.001, gap_s)
 
 
+def _zombies(rng: Stream) -> Storm:
+    """Leaders that are cut off and, with rare heartbeats, learn of it only after the next election.
+
+    Clients keep asking at random, so that some ask the old leader while others use the new one.
+    """
+    faults = weather(rng, 3, 0.01, 0.6) + cuts(rng, 3, (0.4, 0.8), 0.15)
+    problem = ReplicatedStore(clients=8, ops=30, keys=2, reads=0.6, think_s=0.05, wander=0.5)
+    knobs = {"snapshot_entries": 40, "heartbeat_s": 0.13}
+    return World.lan(3).with_faults(*faults), problem, knobs
+
+
 def _mixed(rng: Stream) -> Storm:
     """A bit of everything on a local network."""
+    if rng.random() < 0.4:
+        return _zombies(rng)
     faults = weather(rng, 5, 0.03, 0.8) + crashes(rng, 5, 5, (0.03, 0.6))
     faults += cuts(rng, 5, (0.2, 0.7), 0.4)
     if rng.random() < 0.4:  # one of five may be lost for good
@@ -122,7 +135,10 @@ def _rolling(rng: Stream) -> Storm:
     while at_s < END_S - 1.4:
         first, second, third = rng.sample((0, 1, 2), 3)
         cut_s = at_s + rng.uniform(0.4, 0.5)
-        silent_s = cut_s + rng.uniform(0.14, 0.26)
+        # Silent before it leads: it has an entry that nobody has. After: others have it, and the
+        # first one's log is old, though perhaps longer.
+        late = rng.random() < 0.4
+        silent_s = cut_s + (rng.uniform(0.28, 0.4) if late else rng.uniform(0.14, 0.26))
         again_s = silent_s + rng.uniform(0.3, 0.55)
         until_s = again_s + 0.4
         faults += [
@@ -131,7 +147,7 @@ def _rolling(rng: Stream) -> Storm:
             Partition(node=first, at_s=cut_s, until_s=silent_s),
             # A restart begins its wait anew, so the third node lets the second one run.
             Crash(node=third, at_s=cut_s + 0.08, until_s=cut_s + 0.081),
-            Partition(node=second, at_s=silent_s, until_s=again_s, one_way=True),
+            Partition(node=second, at_s=silent_s, until_s=again_s, one_way=not late),
             Partition(node=first, at_s=again_s, until_s=until_s),
         ]
         at_s = until_s + rng.uniform(0.05, 0.15)

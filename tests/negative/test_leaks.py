@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import textwrap
+from pathlib import Path
 
 import pytest
 
@@ -110,7 +111,7 @@ def test_a_watched_run_shows_it_with_node_and_time(name, tmp_path):
 @pytest.mark.parametrize("name", ["wall clock", "uuid4", "socket", "thread", "environment"])
 @pytest.mark.parametrize("kernel", ["c", "python"])
 def test_a_strict_run_ends_at_the_leak(name, kernel, tmp_path):
-    part, path, lines = plant(tmp_path, **SEEN[name])
+    part, _, lines = plant(tmp_path, **SEEN[name])
     try:
         with pytest.raises(LeakError, match=rf":{lines[0]}: .*node 0 at 0.010000000 s"):
             run_watched(load(part)(), strict=True, world=World.lan(3), until_s=0.1, kernel=kernel)
@@ -173,7 +174,7 @@ def test_a_second_run_in_one_process_names_what_the_first_left_behind(tmp_path):
     assert [each.what for each in seen] == [
         "Leaky.total outlives the nodes, and the run changed it"
     ]
-    assert "total = []" in open(path).read().splitlines()[seen[0].line - 1]
+    assert "total = []" in Path(path).read_text().splitlines()[seen[0].line - 1]
 
 
 def test_wire_mode_names_the_first_event_that_was_changed_after_it_was_sent(tmp_path):

@@ -6,9 +6,9 @@ import json
 import tomllib
 
 import pytest
+from tests.unit.test_cli_kit import cli, refused
 
 from orrery.world import FAULTS, World, load_faults
-from tests.unit.test_cli_kit import cli, refused
 
 LISTED = {"id", "room", "name", "title", "origin", "shape", "problem", "status", "engines",
           "works_when", "claims"}  # fmt: skip

@@ -8,12 +8,12 @@ import sys
 from pathlib import Path
 
 import pytest
+from tests.unit.test_cli_kit import cli, refused
 
 from orrery.cli import new
 from orrery.lab.questions import questions
 from orrery.lab.stems import read_stem
 from orrery.world import World
-from tests.unit.test_cli_kit import cli, refused
 
 SOURCE = Path(new.__file__).resolve().parents[2]
 

@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
-
-from orrery.world import World
 from tests.unit.test_cli_kit import cli, refused
+
+import orrery
+from orrery.world import World
 
 SMALL = ("--problem", "broadcast:values=3,settle_s=0.5", "--world", "lan:6")
 RUN = {"id", "seed", "engine", "digest", "seconds", "metrics", "violations", "folder"}
+CLAIM = {"form", "metric", "says", "says_lo", "says_hi", "against", "measured", "lo", "hi", "off",
+         "verdict", "kind", "seeds", "untestable"}  # fmt: skip
 BREAKER = '''"""A part that breaks."""
 from orrery.parts import rpc
 from orrery.systems.protocols.problems.broadcast import Broadcaster
@@ -103,6 +109,7 @@ def test_a_part_that_breaks_names_node_and_time_without_a_traceback(parts):
     assert told.code == 1
     assert "ZeroDivisionError" in told.err
     assert "node" in told.err
+    assert "try: orrery run" in told.err
     document = cli("run", f"{parts}:Breaks", *SMALL, "--json").json
     assert document["error"]["kind"] == "PartError"
 
@@ -212,6 +219,21 @@ def _drops() -> Path:
     return path
 
 
+def test_compare_in_several_processes_gives_the_same(home):
+    words = ["-m", "orrery.cli", "compare", "broadcast:values=2,settle_s=0.3", "--world", "lan:4",
+             "--systems", "push-gossip", "--seeds", "4", "--json"]  # fmt: skip
+    source = str(Path(orrery.__file__).resolve().parents[1])
+    rows = []
+    for more in (["--jobs", "2"], []):
+        env = {**os.environ, "PYTHONPATH": source, "OMP_NUM_THREADS": "1",
+               "ORRERY_HOME": str(home / f"of{len(more)}")}  # fmt: skip
+        done = subprocess.run([sys.executable, *words, *more], env=env, capture_output=True,
+                              text=True, timeout=120, check=False)  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        rows.append(json.loads(done.stdout)["rows"])
+    assert rows[0][0]["metrics"] == rows[1][0]["metrics"]
+
+
 @pytest.mark.parametrize(
     "words",
     [
@@ -235,8 +257,7 @@ def test_check_gives_one_document_or_a_list():
     assert found.code in (0, 1, 2)
     assert found.json["id"] == "push-gossip"
     for claim in found.json["claims"]:
-        assert set(claim) == {"form", "metric", "says", "says_lo", "says_hi", "against", "measured",
-                              "lo", "hi", "off", "verdict", "kind", "seeds", "untestable"}  # fmt: skip
+        assert set(claim) == CLAIM
     assert cli("check", "--room", "serve", "--json").json == []
 
 

@@ -15,9 +15,7 @@ def modules() -> list[str]:
     """Every module of the package that needs nothing beyond the core dependencies."""
     found = pkgutil.walk_packages(orrery.__path__, "orrery.")
     # `__main__` would start the program; the compiled kernels have no docstrings to test.
-    return sorted(
-        info.name for info in found if not info.name.rpartition(".")[2].startswith("_")
-    )
+    return sorted(info.name for info in found if not info.name.rpartition(".")[2].startswith("_"))
 
 
 @pytest.mark.parametrize("name", modules())

@@ -334,3 +334,55 @@ def test_pages_escape_what_a_file_says():
 
 def test_plain_is_what_racer_is_without_its_trick():
     assert Plain().trick is False
+
+
+STEM = """id = "quick-racer"
+name = "Quick racer"
+room = "toys"
+shape = "node"
+problem = "tests.unit.lab_toys:Race"
+[[claims]]
+metric = "time_s"
+says = "a quarter less"
+form = "ratio"
+says_lo = 0.75
+better = "lower"
+against = "plain racing"
+rival = "tests.unit.lab_toys:Plain"
+off = { trick = false }
+world = "lan:2"
+[[claims]]
+metric = "scale tested"
+form = "none"
+untestable = "a fact about the paper"
+"""
+
+
+def test_check_finds_runs_and_records(tmp_path, monkeypatch):
+    from orrery.lab import check, discover
+    from orrery.lab.ledger import Ledger
+
+    folder = tmp_path / "site" / "toy_rooms"
+    folder.mkdir(parents=True)
+    (folder / "__init__.py").write_text("")
+    (folder / "quick_racer.toml").write_text(STEM)
+    code = "from tests.unit.lab_toys import Racer\nclass QuickRacer(Racer):\n    pass\n"
+    (folder / "quick_racer.py").write_text(code)
+    info = tmp_path / "site" / "toy_rooms-1.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: toy_rooms\nVersion: 1\n")
+    (info / "entry_points.txt").write_text("[orrery.systems]\ntoys = toy_rooms\n")
+    monkeypatch.syspath_prepend(str(tmp_path / "site"))
+    book, store = Ledger(tmp_path / "ledger.jsonl"), Store(tmp_path / "store")
+    found = check("quick-racer", store=store, ledger=book)
+    assert [one.verdict for one in found] == ["holds", None]
+    assert found.exit_code() == 0
+    assert not book.path.exists()
+    assert discover.find("quick-racer", book).status == "working"
+    again = check("quick-racer", store=store, ledger=book, record=True)
+    assert again.to_json() == found.to_json()
+    entry = discover.find("quick-racer", book)
+    assert entry.status == "checked"
+    assert entry.claims[0]["verdict"] == "holds"
+    assert entry.claims[0]["measured"] == found[0].measured
+    assert entry.claims[1]["verdict"] is None

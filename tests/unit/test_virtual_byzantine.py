@@ -53,7 +53,7 @@ VALUES = [
 
 
 @pytest.mark.parametrize("act", [changed, flipped])
-@pytest.mark.parametrize("value", VALUES, ids=repr)
+@pytest.mark.parametrize("value", VALUES, ids=lambda v: type(v).__name__)
 def test_a_changed_value_has_the_same_type_and_leaves_the_original(value: Any, act: Any) -> None:
     before = encode(value) if not isinstance(value, int) else repr(value).encode()
     for seed in range(20):

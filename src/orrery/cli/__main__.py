@@ -2,4 +2,6 @@
 
 from orrery.cli import main
 
-main()
+# A worker process imports this file too, under another name, and must not run the program again.
+if __name__ == "__main__":
+    main()

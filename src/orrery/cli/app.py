@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import os
+import shlex
 import sys
 import tempfile
 import traceback
@@ -149,7 +150,7 @@ def run_command(arguments: Sequence[str]) -> int:
     except ClickException as error:
         return _refuse_usage(error, as_json)
     except OrreryError as error:
-        return _refuse(error, as_json)
+        return _refuse(error, words, as_json)
     except (KeyboardInterrupt, typer.Abort):
         code = INTERRUPTED
     except (InternalError, Exception) as error:
@@ -176,11 +177,13 @@ def _refuse_usage(error: Any, as_json: bool) -> int:
     return _error_document("UsageError", message, USAGE, as_json)
 
 
-def _refuse(error: OrreryError, as_json: bool) -> int:
+def _refuse(error: OrreryError, words: list[str], as_json: bool) -> int:
     """An error that the user can mend: what, and the next command to try."""
     code = VIOLATED if isinstance(error, PartError) else USAGE
     talk(f"orrery: {error}")
-    hint = next_command(error)
+    # A part that broke breaks again in the same way: the command replays it.
+    again = f"orrery {shlex.join(words)}" if words[:1] == ["run"] else ""
+    hint = again if code == VIOLATED else next_command(error)
     if hint:
         talk(f"try: {hint}")
     return _error_document(type(error).__name__, str(error), code, as_json)
@@ -190,7 +193,7 @@ def next_command(error: OrreryError) -> str:
     """The command that helps on after an error."""
     text = str(error)
     if isinstance(error, KnobError):
-        return "orrery problems ID, or orrery show ID, for the knobs"
+        return "orrery show ID (a system's knobs), orrery problems ID (a problem's)"
     if isinstance(error, FaultSpecError):
         return "orrery faults"
     if isinstance(error, WorldError):
@@ -220,9 +223,9 @@ def _keep_report(text: str) -> Path | str:
     from orrery.lab.ledger import home
 
     name = f"crash-{os.getpid()}-{os.urandom(3).hex()}.txt"
-    for choose in (lambda: home() / "crashes", lambda: Path(tempfile.gettempdir())):
+    for at_home in (True, False):
         with contextlib.suppress(OSError, OrreryError):
-            folder = choose()
+            folder = home() / "crashes" if at_home else Path(tempfile.gettempdir())
             folder.mkdir(parents=True, exist_ok=True)
             (folder / name).write_text(text, encoding="utf-8", errors="replace")
             return folder / name

@@ -96,13 +96,15 @@ def command(
             asked, parts, world=place, seeds=seeds, by=by, engine=engine, jobs=jobs,
             progress=lambda cell, stored: advance(f"{cell.name}, seed {cell.seed}", 1),
         )  # fmt: skip
-    found.world = world or found.world
+    if world is not None:
+        found.world = world
     document = found.to_json()
     if report is not None:
         from orrery.lab import report as reports
 
         document["report"] = str(reports.write(found, report))
-    answer(document, as_json, lambda: _show(found, document))
+    where = world or f"its own world of {place.size} nodes"
+    answer(document, as_json, lambda: _show(found, document, where))
     leave(_code(found, adaptive=seeds is None))
 
 
@@ -115,11 +117,11 @@ def _code(found: Comparison, adaptive: bool) -> int:
     return INCONCLUSIVE if adaptive and not found.decided else OK
 
 
-def _show(found: Comparison, document: dict[str, Any]) -> None:
+def _show(found: Comparison, document: dict[str, Any], where: str) -> None:
     from orrery.cli.common import unit_value
 
     heads, rows = found.table()
-    say(strong(f"{found.problem} in {found.world}, by {found.by or 'no metric'} ({found.kind})"))
+    say(strong(f"{found.problem} in {where}, by {found.by or 'no metric'} ({found.kind})"))
     if not any(row.violations for row in found.rows):
         heads, rows = heads[:-1], [row[:-1] for row in rows]
     print_table(heads, rows, keep=("system",))

@@ -78,9 +78,8 @@ def command(as_json: Json = False) -> None:
             (f.name, "works" if f.ok else "no", f.says, "" if f.ok else f.fix) for f in findings
         ]
         heads = ("what", "state", "says", "to mend it")
-        if all(found.ok for found in findings):
-            heads, rows = heads[:3], [row[:3] for row in rows]
-        print_table(heads, rows, keep=("what", "state"))
+        shown = 3 if all(found.ok for found in findings) else 4
+        print_table(heads[:shown], [row[:shown] for row in rows], keep=("what", "state"))
         say("orrery can work here" if document["ok"] else "orrery cannot work here yet")
 
     answer(document, as_json, show)

@@ -71,12 +71,11 @@ class Figure(NamedTuple):
 
 
 def figure(name: str, unit: str, how: str, samples: list[float]) -> Figure:
-    """The mean of samples with its interval; a positive quantity's interval stays positive."""
+    """The mean of samples with its 95 % interval; no figure here can be below zero."""
     from orrery.lab.stats import mean_interval
 
     found = mean_interval(samples)
-    lo = max(found.lo, min(samples) / 2)
-    return Figure(name, found.mean, lo, found.hi, unit, len(samples), how)
+    return Figure(name, found.mean, max(found.lo, 0.0), found.hi, unit, len(samples), how)
 
 
 # -- loopback

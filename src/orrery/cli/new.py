@@ -96,7 +96,7 @@ def find_place(kind: str, text: str) -> Place:
 
     path = Path(text.strip())
     stem = path.name.removesuffix(".toml").removesuffix(".py").replace("-", "_")
-    fits = re.fullmatch(r"[a-z][a-z0-9_]{0,59}", stem)
+    fits = re.fullmatch(r"[a-z][a-z0-9_]{0,59}", stem) and not text.strip().endswith("/")
     if not fits or keyword.iskeyword(stem) or stem in sys.stdlib_module_names:
         fix = "use a-z, 0-9 and _, begin with a letter, and take no word of Python's own"
         raise UsageError(f"new {text!r}: {stem!r} cannot be a module's name; {fix}")

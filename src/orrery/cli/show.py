@@ -74,13 +74,13 @@ def _show(entry: Entry, knobs: list[dict[str, Any]]) -> None:
         print_pairs([(f"{i}", text) for i, text in enumerate(stem.mechanisms, 1)], indent="  ")
     if knobs:
         say()
-        rows = [(row["knob"], repr(row["default"]), row["takes"]) for row in knobs]
-        print_table(("knob", "default", "takes"), rows, keep=("knob",))
+        lines = [(row["knob"], repr(row["default"]), row["takes"]) for row in knobs]
+        print_table(("knob", "default", "takes"), lines, keep=("knob",))
     if entry.claims:
         say()
-        rows = [(c["metric"], c["says"], c["verdict"], c["measured"]) for c in entry.claims]
-        print_table(("claim", "says", "verdict", "measured"), rows)
+        claims = [(c["metric"], c["says"], c["verdict"], c["measured"]) for c in entry.claims]
+        print_table(("claim", "says", "verdict", "measured"), claims)
     if entry.works_when:
         say()
-        rows = [(line["n"], line["state"], line["text"]) for line in entry.works_when]
-        print_table(("works when", "state", "text"), rows)
+        works = [(line["n"], line["state"], line["text"]) for line in entry.works_when]
+        print_table(("works when", "state", "text"), works)

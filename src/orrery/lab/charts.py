@@ -35,7 +35,7 @@ def line_chart(
     if len(kept) > _MOST_LINES:
         fix = f"give at most {_MOST_LINES}"
         raise UsageError(f"a line chart with {len(kept)} lines cannot be read; {fix}")
-    width, height, top, bottom = 760.0, 340.0, 54.0, 52.0
+    width, height, top, bottom = 620.0, 320.0, 60.0, 52.0
     right = 30 + max(svg.text_width(svg.shorten(name, 26)) for name in kept)
     left = 64.0
     x_lo, x_hi = svg.spread([x for points in kept.values() for x, _ in points])
@@ -115,7 +115,7 @@ def bar_chart(bars: Sequence[Bar], *, title: str, unit: str = "", better: str = 
     left = 30 + max(svg.text_width(svg.shorten(name, 30)) for name, *_ in kept)
     words = [_figures(bar, unit) for bar in kept]
     right = 26 + max(svg.text_width(each) for each in words)
-    width, row, top = max(760.0, left + right + 260), 32.0, 62.0
+    width, row, top = max(600.0, left + right + 220), 32.0, 62.0
     height = top + row * len(kept) + 44
     ends = [v for _, value, lo, hi in kept for v in (value, lo, hi) if v is not None]
     lo, hi = svg.spread([0.0, *ends])

@@ -117,7 +117,10 @@ def _scene(
     shown = set(rows)
     # With a row for the rest, one end of an arrow may be off the picture, but not both.
     near = [s for s in every if (s.node in shown) + (s.to in shown) > (0 if rest else 1)]
-    near = [span for span in near if span.node != span.to]
+    size = run.world.size if run.world is not None else end_ns
+    # What clients say to nodes without a line would only widen the picture.
+    near = [s for s in near if s.node != s.to and not (
+        rest and size in (s.node, s.to) and not {s.node, s.to} <= shown)]  # fmt: skip
     marks = [t for s in troubles if s.kind != "fault" and s.node in shown for t in (
         s.start_ns, s.end_ns) if 0 < t < end_ns]  # fmt: skip
     marks += [t for s in troubles if s.name == "Partition" for t in (s.start_ns, s.end_ns)]
@@ -125,18 +128,23 @@ def _scene(
     if from_s is None and until_s is None:
         lo, hi = timeline.best_window(times, marks, _anchor(run, troubles), end_ns, MOST_ARROWS)
     arrows = [span for span in near if span.start_ns <= hi and span.end_ns >= lo]
-    left_out = max(0, len(arrows) - HARD_ARROWS)
-    if left_out:
-        every_nth = -(-len(arrows) // HARD_ARROWS)
-        left_out = len(arrows) - len(arrows[::every_nth])
-        arrows = arrows[::every_nth]
+    found = len(arrows)
+    most = MOST_ARROWS if from_s is None and until_s is None else HARD_ARROWS
+    arrows = _thinned(arrows, shown, most)
+    left_out = found - len(arrows)
     latency = timeline.usual_latency_ns([(s.start_ns, s.end_ns) for s in arrows] or times)
     lost = [s for s in lost if s.node in shown and s.node != s.to and lo <= s.start_ns <= hi]
-    emits = _emits_in(run, shown, lo, hi)
+    emits = _emits_in(run, shown - {size} if rest else shown, lo, hi)
     points = [(t, t) for t in marks if lo <= t <= hi] + [(s.start_ns, s.start_ns) for s in emits]
     busy = timeline.bursts(
         [*timeline.ends([(s.start_ns, s.end_ns) for s in arrows], latency), *points,
          *((s.start_ns, s.start_ns + latency) for s in lost)], 6 * latency)  # fmt: skip
+    if (
+        size in rows
+        and nodes is None
+        and not any(size in (s.node, s.to) for s in (*arrows, *emits))
+    ):
+        rows.remove(size)  # the clients say nothing in this window
     left = 34 + max(svg.text_width(label) for label in _labels(run, rows, rest))
     used = Counter(span.name for span in (*arrows, *lost))
     colours = {name: i for i, (name, _) in enumerate(
@@ -192,10 +200,35 @@ def _rows(
         if 0 <= span.node < size and span.kind in ("down", "paused", "fault"):
             wanted[span.node] = None
     picked = list(wanted)[: FOLD_TO // 2]
-    count = Counter(n for s in inside for n in (s.node, s.to) if n < size)
-    busiest = sorted(count, key=lambda n: (-count[n], n))
-    picked += [n for n in busiest if n not in picked][: FOLD_TO - len(picked)]
+    _add_company(picked, inside, size, _anchor(run, troubles))
     return [*head, *sorted(picked)], size - len(picked)
+
+
+def _add_company(picked: list[int], inside: list[Span], size: int, anchor_ns: int) -> None:
+    """Fill up the lines with the nodes that talk most with those already picked, near the anchor."""
+    around = sorted(inside, key=lambda span: abs(span.start_ns - anchor_ns))[:3000]
+    pairs = [(s.node, s.to) for s in around if s.node < size and s.to < size and s.node != s.to]
+    busy = Counter(node for pair in pairs for node in pair)
+    while len(picked) < FOLD_TO:
+        near = Counter[int]()
+        for a, b in pairs:
+            if (a in picked) != (b in picked):
+                near[b if a in picked else a] += 1
+        free = [node for node in (near or busy) if node not in picked]
+        free = free or [node for node in range(size) if node not in picked][:1]
+        picked.append(min(free, key=lambda node: (-near[node], -busy[node], node)))
+
+
+def _thinned(arrows: list[Span], shown: set[int], most: int) -> list[Span]:
+    """No more arrows than can be seen: those between lines of their own come first."""
+    if len(arrows) <= 1.2 * most:
+        return arrows
+    own = [span for span in arrows if span.node in shown and span.to in shown]
+    rest = [span for span in arrows if not (span.node in shown and span.to in shown)]
+    own = own[:: -(-len(own) // most)] if len(own) > most else own
+    room = max(0, most - len(own))
+    rest = rest[:: -(-len(rest) // room)] if room and rest else []
+    return sorted([*own, *rest], key=lambda span: (span.start_ns, span.seq))
 
 
 def _anchor(run: Run, troubles: list[Span]) -> int:
@@ -501,14 +534,13 @@ def _axis(scene: Scene) -> list[str]:
         many = max(1, int((stretch.x1 - stretch.x0) / 110))
         ticks = svg.ticks(lo, hi, many)
         if not ticks and stretch.x0 - last > 60:
-            ticks = [lo]  # every burst says when it was
+            ticks = [float(f"{lo:.4g}")]  # every burst says when it was
         for tick in ticks:
-            x = axis.x(tick / per_s * 1e9)
+            x = max(stretch.x0, axis.x(tick / per_s * 1e9))
             words = svg.number(tick)
             body.append(svg.line(x, y, x, y + 5, "axis"))
             if x - last >= svg.text_width(words) + 10:
                 body.append(svg.text(x, y + 19, words, "soft", "m"))
                 last = x
-    x0 = axis.stretches[0].x0
-    body.append(svg.text(x0 - 14, y + 19, f"time ({unit})", "soft", "e"))
+    body.append(svg.text(20, y + 36, f"time ({unit})", "soft"))
     return body

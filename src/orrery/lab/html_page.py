@@ -28,7 +28,8 @@ h1{font-size:1.75rem;line-height:1.2;margin:0 0 6px;letter-spacing:-.01em}
 h2{font-size:1.2rem;margin:44px 0 12px}
 .lead{color:var(--soft);margin:0 0 20px}
 .verdicts{list-style:none;margin:0;padding:0;display:grid;gap:8px}
-.verdicts li{padding:10px 14px;border-radius:8px;border-left:4px solid;display:flex;gap:10px}
+.verdicts li{padding:10px 14px;border-radius:8px;border-left-width:4px;
+border-left-style:solid;display:flex;gap:10px}
 .verdicts b{white-space:nowrap}
 .good{background:var(--goodbg);border-color:var(--good)}.good b{color:var(--good)}
 .bad{background:var(--badbg);border-color:var(--bad)}.bad b{color:var(--bad)}
@@ -43,9 +44,8 @@ thead th{background:var(--tint);font-weight:600;white-space:nowrap}
 thead small{display:block;font-weight:400;color:var(--soft);white-space:normal;min-width:9em}
 td.n{text-align:right;white-space:nowrap}thead th.n{text-align:right}
 tbody th{font-weight:600;white-space:nowrap}
-dl{display:grid;grid-template-columns:repeat(auto-fill,minmax(180px,1fr));gap:1px;margin:12px 0;
-background:var(--line);border:1px solid var(--line);border-radius:8px;overflow:hidden}
-dl>div{background:var(--paper);padding:9px 14px}
+dl{display:grid;grid-template-columns:repeat(auto-fill,minmax(170px,1fr));gap:14px 20px;
+margin:12px 0;padding:12px 14px;border:1px solid var(--line);border-radius:8px}
 dl.wide{grid-template-columns:1fr}
 dt{color:var(--soft);font-size:.82rem}dd{margin:0}
 code,pre,.mono dd{font-family:ui-monospace,SFMono-Regular,Menlo,"DejaVu Sans Mono",monospace;
@@ -56,7 +56,9 @@ figure{margin:16px 0}
 figure .scroll{background:var(--paper)}
 figure svg{display:block;width:100%;height:auto;max-width:100%}
 figure.wide svg{min-width:860px}
-figure.chart{max-width:820px}figure.chart svg{min-width:560px}
+figure.chart svg{min-width:560px}
+.grid{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(100%,520px),1fr));gap:0 20px}
+td small{display:block;color:var(--soft)}
 figcaption{color:var(--soft);font-size:.88rem}
 details{margin:12px 0}summary{cursor:pointer;color:var(--link)}
 article{border:1px solid var(--line);border-left:4px solid var(--bad);border-radius:8px;
@@ -125,13 +127,21 @@ def table(
     rows = []
     for line in lines:
         cells = [f'<th scope="row">{escape(line[0])}</th>']
-        cells += [f"<td{_n(numeric[i])}>{escape(line[i])}</td>" for i in range(1, len(line))]
+        cells += [f"<td{_n(numeric[i])}>{_cell(line[i])}</td>" for i in range(1, len(line))]
         rows.append(f"<tr>{''.join(cells)}</tr>")
     return (
         f'<div class="scroll" tabindex="0" role="region" aria-label="{escape(caption)}"><table>'
         f"<caption>{escape(caption)}</caption><thead><tr>{''.join(top)}</tr></thead>"
         f"<tbody>{''.join(rows)}</tbody></table></div>"
     )
+
+
+def _cell(text: str) -> str:
+    """A value; its interval, if it has one, stands below it in small type."""
+    value, mark, interval = text.partition(" [")
+    if not (mark and interval.endswith("]")):
+        return escape(text)
+    return f"{escape(value)}<small>[{escape(interval)}</small>"
 
 
 def _n(numeric: bool) -> str:
@@ -169,11 +179,22 @@ def figure(picture: str, caption: str, wide: bool = False) -> str:
     )
 
 
-def violation(who: str, kind: str, where: str, message: str, evidence: str) -> str:
+def grid(figures: Sequence[str]) -> str:
+    """Small pictures beside one another where there is room."""
+    return f'<div class="grid">{"".join(figures)}</div>' if figures else ""
+
+
+def violation(
+    who: str, kind: str, where: str, message: str, others: Sequence[str], evidence: str
+) -> str:
     """One thing that must not happen and did, with what shows it."""
+    more = fold("The others", "<br>".join(escape(each) for each in others)) if others else ""
     shown = fold("Evidence", f"<pre>{escape(evidence)}</pre>") if evidence else ""
     at = f'<p class="note">{escape(where)}</p>' if where else ""
-    return f"<article><h3>{escape(who)}: {escape(kind)}</h3>{at}<p>{escape(message)}</p>{shown}</article>"
+    return (
+        f"<article><h3>{escape(who)}: {escape(kind)}</h3>{at}<p>{escape(message)}</p>"
+        f"{more}{shown}</article>"
+    )
 
 
 def code(lines: Sequence[str]) -> str:

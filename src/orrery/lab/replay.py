@@ -224,16 +224,20 @@ def make(told: dict[str, Any], path: str) -> Any:
     name = str(told.get("class", ""))
     try:
         cls = load(name)
-        made = cls(**{k: _value(v, f"{path}.{k}") for k, v in (told.get("knobs") or {}).items()})
+        knobs = {}
+        for knob, value in (told.get("knobs") or {}).items():
+            endless = isinstance(cls._knob_defaults.get(knob), float) and isinstance(value, str)
+            knobs[knob] = float(value) if endless else _value(value, f"{path}.{knob}")
+        made = cls(**knobs)
     except StoreError:
         raise
-    except OrreryError as failure:
+    except (OrreryError, ValueError) as failure:
         raise StoreError(f"{path}: {name} cannot be made again: {failure}") from None
     again = describe(made)
     wanted = {key: value for key, value in told.items() if key != "name"}
     if again != wanted:
-        knobs = wanted.get("knobs") or {}
-        wrong = [k for k, v in (again.get("knobs") or {}).items() if knobs.get(k) != v]
+        before = wanted.get("knobs") or {}
+        wrong = [k for k, v in (again.get("knobs") or {}).items() if before.get(k) != v]
         what = f"its knob {wrong[0]} cannot stand in a file" if wrong else "its knobs have changed"
         raise StoreError(f"{path}: {name} cannot be made again: {what}; run it again instead")
     return made
@@ -246,9 +250,7 @@ def _value(value: Any, path: str) -> Any:
         return {k: _value(v, path) for k, v in value.items() if k != "struct"}
     if isinstance(value, list):
         return [_value(each, path) for each in value]
-    return (
-        {"inf": math.inf, "-inf": -math.inf}.get(value, value) if isinstance(value, str) else value
-    )
+    return value
 
 
 def _world(stored: Stored, problem: Any, given: Any) -> Any:

@@ -24,13 +24,14 @@ from orrery.lab.compare import Comparison
 from orrery.lab.run import Run
 from orrery.lab.spans import _whole, plain
 from orrery.lab.store import Store, Stored, name_of
-from orrery.lab.svg import escape
 
 MOST_B = 2_000_000
 MOST_RUNS = 200
 MOST_PICTURES = 4
 MOST_VIOLATIONS = 20
+MOST_ALIKE = 25
 MOST_CHARTS = 4
+MOST_REPLAYED = 2_000_000  # events: a few seconds
 
 
 class Item(msgspec.Struct, kw_only=True):
@@ -52,6 +53,7 @@ class Item(msgspec.Struct, kw_only=True):
     made: Any = None
     command: str = ""
     partial: bool = False
+    events: int = 0
 
 
 def write(items: Any, path: str | Path, **options: Any) -> Path:
@@ -79,7 +81,7 @@ def report(
         raise UsageError("report: no run is named; give run ids, runs or a comparison")
     if len(runs) > MOST_RUNS:
         raise UsageError(f"report: {len(runs)} runs are too many; give at most {MOST_RUNS}")
-    drawn = _pictures(runs) if pictures else []
+    drawn = _pictures(runs, store) if pictures else []
     heading = title or _title(runs, compared)
     for keep in range(len(drawn), -1, -1):
         text = _assemble(heading, runs, compared, drawn[:keep], len(drawn) - keep, commands)
@@ -118,7 +120,7 @@ def _from_store(one: Stored) -> Item:
         world=str(spec.get("world", "")), seed=int(spec.get("seed", 0)),
         engine=str(spec.get("engine", "")), digest=one.digest, metrics=one.metrics,
         units=dict(one.units), violations=one.violations, facts=facts,
-        environment=one.environment, id=one.id, partial=one.partial,
+        environment=one.environment, id=one.id, partial=one.partial, events=one.events,
         knobs=dict(part.get("knobs") or {}), command=f"orrery replay {one.id}",
     )  # fmt: skip
 
@@ -173,7 +175,7 @@ def _assemble(
         body.append(_comparison(each))
     if runs:
         body.append(_metrics(runs))
-        body += _run_charts(runs)
+        body.append(page.grid(_run_charts(runs)))
     for caption, picture in drawn:
         body.append(page.figure(picture, caption, wide=True))
     if dropped:
@@ -240,11 +242,18 @@ def _ranking(one: Comparison) -> tuple[str, str]:
 def _comparison(one: Comparison) -> str:
     heads, lines = one.table()
     says = [f"{one.units[name].says}" if name in one.units else "" for name in one.differing]
-    body = [page.table(heads, lines, ["", *says, "", ""], f"{one.problem}: what differs")]
     same = {name: show(value, one.units[name].unit if name in one.units else "")
             for name, value in one.same.items()}  # fmt: skip
+    for name in ("seeds", "violations"):  # worth a column only where the systems differ
+        place = heads.index(name)
+        if len({line[place] for line in lines}) == 1:
+            same[name] = lines[0][place]
+            heads = heads[:place] + heads[place + 1 :]
+            lines = [line[:place] + line[place + 1 :] for line in lines]
+    body = [page.table(heads, lines, ["", *says], f"{one.problem}: what differs")]
     if same:
         body.append(page.fold(f"The same for all ({len(same)})", page.facts(same)))
+    figures = []
     for name in _worth_drawing(one):
         metric = one.units.get(name)
         bars = []
@@ -255,7 +264,8 @@ def _comparison(one: Comparison) -> str:
         unit, better = (metric.unit, metric.better) if metric else ("", "")
         drawn = bar_chart(bars, title=name, unit=unit, better=better)
         says_what = metric.says if metric else ""
-        body.append(page.figure(drawn, f"{says_what or name}, mean with 95 % interval over seeds"))
+        figures.append(page.figure(drawn, f"{says_what or name}; mean, 95 % interval over seeds"))
+    body.append(page.grid(figures))
     return page.section("Comparison", body)
 
 
@@ -319,10 +329,12 @@ def _run_charts(runs: Sequence[Item]) -> list[str]:
             continue
         lines: dict[str, list[tuple[float, float]]] = {}
         for time_s, _, values in item.made.records:
-            for name in values:
-                points = lines.setdefault(name, [(0.0, 0.0)])
-                points.append((time_s, points[-1][1] + 1))
+            name = next(iter(values), "")  # the first word says what it is, the rest adds to it
+            points = lines.setdefault(name, [(0.0, 0.0)])
+            points.append((time_s, points[-1][1] + 1))
         kept = dict(sorted(lines.items(), key=lambda pair: -len(pair[1]))[:6])
+        for points in kept.values():
+            points.append((item.made.seconds, points[-1][1]))
         drawn = line_chart(kept, title=f"What the nodes of {item.name} reported",
                            x_label="time (s)", y_label="reports so far", y_from=0.0,
                            steps=True)  # fmt: skip
@@ -330,44 +342,73 @@ def _run_charts(runs: Sequence[Item]) -> list[str]:
     return found
 
 
-def _pictures(runs: Sequence[Item]) -> list[tuple[str, str]]:
-    """The space-time picture of each run that was made with tracing, violated ones first."""
+def _pictures(runs: Sequence[Item], store: Store | None) -> list[tuple[str, str]]:
+    """The space-time picture of some runs, violated ones first; stored ones are made again."""
     from orrery.lab.draw import space_time
 
     order = sorted(runs, key=lambda item: not item.violations)
     found: list[tuple[str, str]] = []
+    tries = 0
     for item in order:
-        if item.made is None or not item.made.spans or len(found) == MOST_PICTURES:
-            continue
+        if len(found) == MOST_PICTURES or tries == 2 * MOST_PICTURES:
+            break
+        tries += 1
+        made = item.made or _again(item, store)
         try:
-            drawn = space_time(item.made, lost=item.made.extra.get("lost_spans", ()))
+            if made is not None and made.spans:
+                drawn = space_time(made, lost=made.extra.get("lost_spans", ()))
+                caption = f"{item.name}, seed {item.seed}: who told whom, when"
+                if all(drawn != before for _, before in found):  # equal runs look the same
+                    found.append((caption, drawn))
         except OrreryError:
             continue  # a run with nothing to draw still has its tables
-        found.append((f"{item.name}, seed {item.seed}: who told whom, when", drawn))
     return found
+
+
+def _again(item: Item, store: Store | None) -> Run | None:
+    """A stored run made again, if that is quick and gives the same digest."""
+    from orrery.lab.replay import replay
+
+    if not item.id or item.engine != "virtual" or item.partial or item.events > MOST_REPLAYED:
+        return None
+    try:
+        again = replay(item.id, store=store)
+    except OrreryError:
+        return None  # its code or its world is gone; the stored numbers stand
+    item.made = again.run if again.same else None
+    return item.made
 
 
 def _violations(runs: Sequence[Item], compared: Sequence[Comparison]) -> str:
     rows: list[tuple[str, dict[str, Any]]] = []
     for item in runs:
-        rows += [(f"{item.name}, seed {item.seed}", violation) for violation in item.violations]
+        rows += [(item.name, {"seed": item.seed, **each}) for each in item.violations]
     for one in compared:
         for row in one.rows:
-            rows += [(f"{row.system}, seed {v.get('seed')}", v) for v in row.violations]
+            rows += [(row.system, each) for each in row.violations]
     if not rows:
         return ""
+    groups: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    for who, violation in rows:
+        groups.setdefault((who, str(violation.get("kind"))), []).append(violation)
     body = []
-    for who, violation in rows[:MOST_VIOLATIONS]:
-        where = []
-        if violation.get("time_s") is not None:
-            where.append(f"at {show(float(violation['time_s']), 's')}")
-        if violation.get("node") is not None:
-            where.append(f"node {violation['node']}")
+    for (who, kind), alike in list(groups.items())[:MOST_VIOLATIONS]:
+        first = alike[0]
+        where = [f"{len(alike)} times, the first"] if len(alike) > 1 else []
+        if first.get("seed") is not None:
+            where.append(f"with seed {first['seed']}")
+        if first.get("time_s") is not None:
+            where.append(f"at {show(float(first['time_s']), 's')}")
+        if first.get("node") is not None:
+            where.append(f"node {first['node']}")
+        others = [f"seed {v.get('seed')}: {v.get('message', '')}" for v in alike[1:MOST_ALIKE]]
+        if len(alike) > MOST_ALIKE:
+            others.append(f"… and {len(alike) - MOST_ALIKE} more")
         body.append(page.violation(
-            who, str(violation.get("kind")), " · ".join(where), str(violation.get("message", "")),
-            _evidence(violation.get("evidence"))))  # fmt: skip
-    if len(rows) > MOST_VIOLATIONS:
-        body.append(page.note(f"{len(rows) - MOST_VIOLATIONS} more are not shown."))
+            who, kind, " · ".join(where), str(first.get("message", "")), others,
+            _evidence(first.get("evidence"))))  # fmt: skip
+    if len(groups) > MOST_VIOLATIONS:
+        body.append(page.note(f"{len(groups) - MOST_VIOLATIONS} more kinds are not shown."))
     return page.section(f"Violations ({len(rows)})", body)
 
 
@@ -386,8 +427,7 @@ def _reproduce(
         systems = ",".join(row.system for row in one.rows)
         words = ["orrery", "compare", one.problem, "--systems", systems, "--world", one.world]
         lines.append(shlex.join(words) + f"   # world hash {one.world_hash}")
-    for item in runs[:20]:
-        lines.append(item.command or _python(item))
+    lines += [item.command or _python(item) for item in runs[:20]]
     digests = {f"{item.name}, seed {item.seed}": item.digest for item in runs if item.digest}
     body = [page.code(lines)]
     if digests:
@@ -424,4 +464,4 @@ def _environment(runs: Sequence[Item]) -> str:
     return page.section("Environment", [page.facts(merged)])
 
 
-__all__ = ["MOST_B", "escape", "report", "write"]
+__all__ = ["MOST_B", "report", "write"]

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 Interval = tuple[int, int]
 
-MOST_BURSTS = 9
+MOST_BURSTS = 10
 FOLD_PX = 46.0
 _IDLE_LATENCIES = 6  # a pause of so many usual latencies is idle time
 _BUSY_ENOUGH = 0.35  # with this share of the window busy, an even axis is fine

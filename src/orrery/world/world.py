@@ -28,6 +28,7 @@ from orrery.world.graphs import check_connected
 from orrery.world.hardware import Accelerator, Machine
 from orrery.world.makers import Makers
 from orrery.world.network import Network
+from orrery.world.processors import Processors
 from orrery.world.spec import Count, Name, Spec, Text, brief, build, to_data
 from orrery.world.surroundings import Clocks, ObjectStore, Power, Prices
 from orrery.world.wiring import Wiring, wire
@@ -70,6 +71,8 @@ class World(Makers, frozen=True, kw_only=True, forbid_unknown_fields=True, dict=
     clocks: Clocks = Clocks()
     power: Power = Power()
     prices: Prices = Prices()
+    # Left out, nothing waits for a processor, and the hash is that of a world without the field.
+    processors: Processors | None = None
     faults: tuple[Fault, ...] = ()
     over_budget: bool = False
 

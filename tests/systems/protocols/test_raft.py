@@ -183,6 +183,12 @@ def test_replay_follows_truncations() -> None:
     assert state == Base(2, 1, Snapshot(), (Entry(1), Entry(2)))
 
 
+def test_replay_begins_anew_at_an_installed_snapshot() -> None:
+    installed = Base(3, 1, Snapshot(100, 2), ())
+    state = replay([Base(), Put(1, (Entry(1),)), installed, Put(101, (Entry(3),))])
+    assert state == Base(3, 1, Snapshot(100, 2), (Entry(3),))
+
+
 # -- the machine
 
 

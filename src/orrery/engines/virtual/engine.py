@@ -18,7 +18,7 @@ from orrery.base.units import FOREVER_NS, to_ns
 from orrery.base.violation import Violation
 from orrery.engines.bind import bound_class, cast
 from orrery.engines.virtual import kernel as kernels
-from orrery.engines.virtual import net
+from orrery.engines.virtual import net, processors
 from orrery.engines.virtual.accelerator import Devices
 from orrery.engines.virtual.arena import Arena
 from orrery.engines.virtual.clock import Clocks
@@ -86,6 +86,7 @@ class Engine:
         self.flows = net.Transfers(self)
         self.clocks = Clocks(world, seed)
         self.disks = Disks(self)
+        processors.install(self)
         self.store = Store(self)
         self.devices = Devices(self)
         self.faults = Faults(self)

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import ast
-import functools
 import inspect
-import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -14,17 +11,8 @@ import msgspec
 
 from orrery.base.errors import KnobError
 from orrery.base.rand import Stream
+from orrery.lab.leaks import lint_all
 from orrery.parts.knobs import Part, knob_types
-
-# Doors to the outside world: what comes through them differs from run to run.
-FORBIDDEN = (
-    "asyncio", "concurrent", "curio", "http", "multiprocessing", "random", "requests", "secrets",
-    "select", "selectors", "signal", "socket", "ssl", "subprocess", "threading", "time", "trio",
-    "urllib.request", "uuid",
-)  # fmt: skip
-# Orrery's own ground floor, which is free of leaks or has them on purpose.
-GROUND = ("orrery.base", "orrery.check", "orrery.inputs", "orrery.models", "orrery.parts",
-          "orrery.world")  # fmt: skip
 
 
 class Broken(msgspec.Struct, frozen=True):
@@ -152,41 +140,10 @@ def _must_refuse(cls: type[Part], name: str, value: Any) -> Iterable[str]:
 
 
 def no_leaks(subject: Subject) -> Iterable[str]:
-    """The part's modules, and those of its package that they import, open no door outside."""
-    waiting = [each.__module__ for each in type(subject.part).__mro__]
-    packages = {name.partition(".")[0] for name in waiting} - sys.stdlib_module_names
-    seen: set[str] = set()
-    while waiting:
-        name = waiting.pop()
-        file = getattr(sys.modules.get(name), "__file__", None)
-        own = name.partition(".")[0] in packages and not name.startswith(GROUND)
-        if name in seen or file is None or not own:
-            continue
-        seen.add(name)
-        for line, imported in _imports(file):
-            if _under(imported, FORBIDDEN):
-                yield (
-                    f"{Path(file).name}:{line} imports {imported}; take time, randomness and "
-                    "messages from self"
-                )
-            waiting.append(imported)
-
-
-def _under(name: str, roots: Iterable[str]) -> bool:
-    return any(name == root or name.startswith(root + ".") for root in roots)
-
-
-@functools.lru_cache(maxsize=1024)
-def _imports(file: str) -> tuple[tuple[int, str], ...]:
-    """Every (line, module) that a file imports, wherever it does so."""
-    found = []
-    for node in ast.walk(ast.parse(Path(file).read_bytes())):
-        if isinstance(node, ast.Import):
-            found += [(node.lineno, alias.name) for alias in node.names]
-        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
-            found.append((node.lineno, node.module))
-            found += [(node.lineno, f"{node.module}.{alias.name}") for alias in node.names]
-    return tuple(found)
+    """No module that the part's code reaches lets the outside in: clocks, `random`, threads …"""
+    for finding in lint_all(subject.part):
+        if finding.level == "leak":
+            yield f"{Path(finding.path).name}:{finding.line}: {finding.what}; {finding.fix}"
 
 
 PART_LAWS: tuple[Law, ...] = (

@@ -8,6 +8,7 @@ when the faults are over the store serves again and every live node catches up.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Hashable, Mapping
 from typing import Any, ClassVar
@@ -223,7 +224,7 @@ class ReplicatedStore(Problem):
         commits = sum(op.f != "read" for op in ends)
         times = sorted(op.ret_s or 0.0 for op in ends if (op.ret_s or 0.0) <= trial.work_ended_s)
         marks = [0.0, *times, trial.work_ended_s]
-        gaps = [b - a for a, b in zip(marks, marks[1:], strict=False)]
+        gaps = [b - a for a, b in itertools.pairwise(marks)]
         return {
             "commits_per_s": commits / outcome.seconds if outcome.seconds > 0 else 0.0,
             "latency_p50_s": quantile(waits, 0.5),

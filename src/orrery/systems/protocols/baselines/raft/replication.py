@@ -82,7 +82,7 @@ class Replication(Elections):
         self, term: int, ok: bool, before: int, index: int, hint_term: int, round_: int,
         sender: int,
     ) -> None:  # fmt: skip
-        """A follower's answer: it has the log up to `index`, or `before` is wrong: go to `index`."""
+        """A follower's answer: it has the log up to `index`, or lacks `before`: go to `index`."""
         if not self.ready:
             return
         if term > self.term:
@@ -205,7 +205,9 @@ class Replication(Elections):
             self.tell(sender, Replication.appended, self.term, False, index, 0, NOBODY, round_)
             return
         self.follow(term, sender)
-        if self.incoming[:2] != (term, index):
+        if (term, index) < self.incoming[:2]:
+            return  # a late piece of an older snapshot must not spoil the newer one
+        if (term, index) > self.incoming[:2]:
             self.incoming = (term, index, bytearray())
         data = self.incoming[2]
         if offset == len(data):
@@ -218,7 +220,8 @@ class Replication(Elections):
             snapshot = decode(bytes(data), Snapshot)
             self.journal.compact(snapshot)
             self.restore(snapshot)
-            await self.storage.rewrite(self.everything)
+            # A record like any other, so that it keeps its place before the entries to come.
+            self.storage.note_base(self.everything())
         await self.storage.sync()
         if self.term == term:
             self.tell(sender, Replication.appended, term, True, index, index, NOBODY, round_)
@@ -231,7 +234,8 @@ class Replication(Elections):
         self.acks.add(sender)
         self.rounds[sender] = max(self.rounds.get(sender, 0), round_)
         sent_index, sent = self.outgoing.get(sender, (0, 0))
-        if index == sent_index and offset > sent:
+        if index == sent_index and offset != sent:
+            # Forwards as a rule; backwards when the follower has lost what it had.
             self.outgoing[sender] = (index, offset)
             self.send_to(sender)
         self.serve_reads()

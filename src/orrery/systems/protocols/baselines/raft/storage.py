@@ -1,7 +1,7 @@
 """What a Raft node keeps on its disk: one file of checksummed records, rewritten now and then.
 
-The file begins with a `Base` (everything up to some moment) and goes on with small records in the
-order in which the state in memory changed. Two rules make that safe:
+The file begins with a `Base` (everything up to some moment) and goes on with records in the order
+in which the state in memory changed. Two rules make that safe:
 
 - nothing that depends on a change leaves the node before `sync` has returned;
 - a rewritten file gets a new name, and the old one is deleted only when the new one is safe.
@@ -76,17 +76,19 @@ def unframe(data: bytes) -> tuple[list[Base | Vote | Put], bool]:
 
 
 def replay(records: Sequence[Base | Vote | Put]) -> Base:
-    """The state after a base and the changes that follow it."""
-    base = records[0]
-    assert isinstance(base, Base)
-    term, voted_for, entries = base.term, base.voted_for, list(base.entries)
-    for record in records[1:]:
-        if isinstance(record, Vote):
+    """The state after a base and the changes that follow it; a later base begins anew."""
+    term, voted_for, snapshot = 0, NOBODY, Snapshot()
+    entries: list[Entry] = []
+    for record in records:
+        if isinstance(record, Base):
+            term, voted_for, snapshot = record.term, record.voted_for, record.snapshot
+            entries = list(record.entries)
+        elif isinstance(record, Vote):
             term, voted_for = record.term, record.voted_for
-        elif isinstance(record, Put):
-            del entries[record.index - base.snapshot.index - 1 :]
+        else:
+            del entries[record.index - snapshot.index - 1 :]
             entries += record.entries
-    return Base(term, voted_for, base.snapshot, tuple(entries))
+    return Base(term, voted_for, snapshot, tuple(entries))
 
 
 class Storage:
@@ -125,7 +127,10 @@ class Storage:
     def note_put(self, index: int, entries: Sequence[Entry]) -> None:
         self._note(Put(index, tuple(entries)))
 
-    def _note(self, record: Vote | Put) -> None:
+    def note_base(self, base: Base) -> None:
+        self._note(base)
+
+    def _note(self, record: Base | Vote | Put) -> None:
         self._noted.append(frame(record))
         self._count += 1
 

@@ -1,0 +1,53 @@
+"""Forty and more mechanical mutants of Raft: the checkers find nearly all of them in storms."""
+
+from __future__ import annotations
+
+import pytest
+from tests.negative.raft_mutants import MUTANTS, Mutant, edited, load, source_of
+from tests.negative.raft_storms import first_found
+
+from orrery.systems.protocols.baselines.raft import Raft
+
+MOST_SEEDS = 500
+LEAST_FOUND = 0.9
+
+QUICK: dict[str, range] = {}
+"""Mutants of every part of the source, each with a short range of seeds in which it is found."""
+
+SURVIVORS: dict[str, str] = {}
+"""Mutants that no checker finds in these storms, each with the reason."""
+
+
+def named(name: str) -> Mutant:
+    return next(mutant for mutant in MUTANTS if mutant.name == name)
+
+
+def test_there_are_forty_different_mutants_that_all_change_the_source() -> None:
+    assert len({mutant.name for mutant in MUTANTS}) == len(MUTANTS) >= 40
+    texts = {edited(mutant) for mutant in MUTANTS}
+    assert len(texts) == len(MUTANTS)
+    assert not texts & {source_of(mutant.file) for mutant in MUTANTS}
+    assert set(QUICK) | set(SURVIVORS) <= {mutant.name for mutant in MUTANTS}
+    assert len(SURVIVORS) <= (1 - LEAST_FOUND) * len(MUTANTS)
+
+
+def test_an_edit_that_fits_nowhere_is_noticed() -> None:
+    with pytest.raises(LookupError, match="0 places"):
+        edited(Mutant("nowhere", "log", "no such text", ""))
+
+
+def test_a_mutant_does_not_touch_the_real_module() -> None:
+    assert load(named("dropped_fsync")) is not Raft
+    assert "await self._disk.fsync(self._name)" in source_of("storage")
+
+
+@pytest.mark.parametrize("name", QUICK)
+def test_quick_mutant_is_found(name: str) -> None:
+    assert first_found(load(named(name)), QUICK[name]) is not None
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
+def test_mutant_is_found_or_explained(mutant: Mutant) -> None:
+    found = first_found(load(mutant), range(MOST_SEEDS))
+    assert (found is None) == (mutant.name in SURVIVORS), found
