@@ -82,6 +82,7 @@ def write_site(pages: Iterable[Page], target: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(framed(page), encoding="utf-8")
     shutil.copyfile(STYLE, fresh / "site.css")
+    shutil.copytree(ROOT / "docs" / "pictures", fresh / "pictures")
     shutil.rmtree(target, ignore_errors=True)
     fresh.rename(target)
 
@@ -151,7 +152,9 @@ def written_page(file: str, place: str) -> Page:
     )
     body = body.replace("<table>", '<div class="wide"><table>')
     body = colour_page(body.replace("</table>", "</table></div>"))
-    body = re.sub(r'href="([^"]+)"', lambda m: f'href="{_link(file, m.group(1))}"', body)
+    body = re.sub(
+        r'(href|src)="([^"]+)"', lambda m: f'{m.group(1)}="{_link(file, m.group(2))}"', body
+    )
     heading = re.search(r"^# (.+)$", text, re.MULTILINE)
     return Page(place, heading.group(1) if heading else place, body)
 
@@ -161,7 +164,9 @@ def _link(file: str, target: str) -> str:
     if not path or "://" in path:
         return target
     named = (ROOT / file).parent.joinpath(path).resolve()
-    place = PLACES.get(named.relative_to(ROOT).as_posix(), path)
+    inside = named.relative_to(ROOT).as_posix()
+    # What is no page is a picture, which has the same place below the site as below docs/.
+    place = PLACES.get(inside, inside.removeprefix("docs/"))
     return place + (f"#{mark}" if mark else "")
 
 

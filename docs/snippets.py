@@ -11,6 +11,7 @@ import contextlib
 import io
 import os
 import re
+import shutil
 import sys
 import tempfile
 from pathlib import Path
@@ -94,6 +95,12 @@ def main() -> None:
             if text != path.read_text(encoding="utf-8"):
                 path.write_text(text, encoding="utf-8")
                 print(f"{path.relative_to(ROOT)} refreshed")
+        # Pictures that a page shows are those that its snippets drew.
+        for picture in (ROOT / "docs" / "pictures").iterdir():
+            drawn = Path(folder) / picture.name
+            if drawn.is_file() and drawn.read_bytes() != picture.read_bytes():
+                shutil.copyfile(drawn, picture)
+                print(f"{picture.relative_to(ROOT)} refreshed")
         os.chdir(ROOT)
 
 

@@ -5,8 +5,9 @@ The names below load when they are first used, so that `import orrery` is quick.
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from orrery.base.doors import door
 
 __version__ = "0.1.0"
 
@@ -27,7 +28,10 @@ _HOMES = {
     "Claim": "orrery.lab",
 }
 
-__all__ = [*_HOMES, "__version__"]
+__all__ = [
+    "Claim", "Estimator", "Monitor", "Node", "Policy", "Problem", "Routine", "Run", "Worker",
+    "World", "__version__", "cost", "rpc", "run", "worlds",
+]  # fmt: skip
 
 if TYPE_CHECKING:
     from orrery.lab import Claim, Run, run
@@ -45,14 +49,4 @@ if TYPE_CHECKING:
     from orrery.world import World, worlds
 
 
-def __getattr__(name: str) -> Any:
-    home = _HOMES.get(name)
-    if home is None:
-        raise AttributeError(f"module 'orrery' has no attribute {name!r}")
-    value = getattr(importlib.import_module(home), name)
-    globals()[name] = value
-    return value
-
-
-def __dir__() -> list[str]:
-    return sorted(__all__)
+__getattr__, __dir__ = door(__name__, _HOMES)

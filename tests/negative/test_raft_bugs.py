@@ -103,13 +103,13 @@ class AnswersBeforeDisk(Raft):
 
 
 BUGS: dict[type[Raft], range] = {
-    ForgetsVote: range(0),
-    CommitsOldTerms: range(0),
-    ReadsStale: range(0),
-    TruncatesAlways: range(0),
-    LosesSessions: range(0),
-    ForgetsSnapshotTerm: range(0),
-    AnswersBeforeDisk: range(0),
+    ForgetsVote: range(12, 20),
+    CommitsOldTerms: range(170, 176),
+    ReadsStale: range(6),
+    TruncatesAlways: range(6),
+    LosesSessions: range(6),
+    ForgetsSnapshotTerm: range(6),
+    AnswersBeforeDisk: range(12, 18),
 }
 """Each bug with a short range of seeds in which it is found."""
 

@@ -11,7 +11,16 @@ from orrery.systems.protocols.baselines.raft import Raft
 MOST_SEEDS = 500
 LEAST_FOUND = 0.9
 
-QUICK: dict[str, range] = {}
+QUICK: dict[str, range] = {
+    "dropped_fsync": range(4),
+    "half_is_a_majority": range(6),
+    "votes_twice": range(4),
+    "own_entry_counts_before_disk": range(12, 16),
+    "accepts_old_leaders": range(5, 8),
+    "never_replaces_entries": range(4),
+    "snapshot_not_restored": range(4),
+    "no_sessions": range(4),
+}
 """Mutants of every part of the source, each with a short range of seeds in which it is found."""
 
 SURVIVORS: dict[str, str] = {}

@@ -321,6 +321,14 @@ def test_replay_verifies_the_digest(tmp_path):
         assert picture.read_text().lstrip().startswith("<")
 
 
+def test_a_run_of_a_comparison_can_be_replayed():
+    found = cli("compare", "broadcast:values=2,settle_s=0.3", "--systems", "flood", "--world",
+                "lan:7", "--seeds", "1", "--json").json  # fmt: skip
+    told = cli("replay", found["rows"][0]["runs"][0], "--json")
+    assert told.code == 0, told
+    assert told.json["same"] is True
+
+
 def test_replay_notices_another_digest():
     found = cli("run", "push-gossip", *SMALL, "--json").json
     folder = Path(found["folder"])

@@ -13,7 +13,7 @@ from docs.build import PLACES, ROOT, Page, all_pages, write_site
 from docs.highlight import colour_page, colour_python
 from docs.pieces import inline
 
-HREF = re.compile(r'href="?([^" >]+)')
+HREF = re.compile(r'(?:href|src)="?([^" >]+)')
 
 
 def broken_links(site: Path) -> list[str]:

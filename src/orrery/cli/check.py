@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -14,6 +15,7 @@ from orrery.cli.common import (
     answer,
     complete_built,
     complete_room,
+    keep_world,
     leave,
     new_app,
     note_kernel,
@@ -69,6 +71,7 @@ def command(
     with bar("check") as advance:
 
         def step(cell: Any, stored: Any) -> None:
+            keep_world(Path(stored.folder), cell.world)
             advance(f"{cell.name}, seed {cell.seed}", 1)
 
         found = [check(each, record=record, jobs=jobs, progress=step) for each in ids]

@@ -16,6 +16,7 @@ from orrery.cli.common import (
     answer,
     complete_problem,
     complete_world,
+    keep_world,
     leave,
     new_app,
     note_kernel,
@@ -92,10 +93,14 @@ def command(
     note_kernel()
     total = len(parts) * seeds if seeds is not None else None
     with bar(f"compare {problem}", total) as advance:
+
+        def step(cell: Any, stored: Any) -> None:
+            keep_world(Path(stored.folder), cell.world)
+            advance(f"{cell.name}, seed {cell.seed}", 1)
+
         found = compare(
-            asked, parts, world=place, seeds=seeds, by=by, engine=engine, jobs=jobs,
-            progress=lambda cell, stored: advance(f"{cell.name}, seed {cell.seed}", 1),
-        )  # fmt: skip
+            asked, parts, world=place, seeds=seeds, by=by, engine=engine, jobs=jobs, progress=step
+        )
     if world is not None:
         found.world = world
     document = found.to_json()

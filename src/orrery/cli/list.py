@@ -65,4 +65,5 @@ def _show(found: list[Entry]) -> None:
     built = sum(entry.built for entry in found)
     checked = sum(entry.status == "checked" for entry in found)
     say()
-    say(f"{len(found)} systems: {built} built, {checked} of them checked; orrery show ID")
+    count = "1 system" if len(found) == 1 else f"{len(found)} systems"
+    say(f"{count}: {built} built, {checked} of them checked; orrery show ID")

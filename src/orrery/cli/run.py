@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -17,6 +15,7 @@ from orrery.cli.common import (
     complete_built,
     complete_problem,
     complete_world,
+    keep_world,
     leave,
     new_app,
     note_kernel,
@@ -24,7 +23,6 @@ from orrery.cli.common import (
     say,
     strong,
     talk,
-    to_json,
     unit_value,
 )
 from orrery.cli.table import print_pairs, print_table
@@ -141,23 +139,6 @@ def make_run(
     id = store.save(made, spec)
     keep_world(store.runs / id, world)
     return made, id, str(store.runs / id)
-
-
-def keep_world(folder: Path, world: Any) -> None:
-    """Put the world beside the run, so that `orrery replay` needs no more than the folder.
-
-    The run is whole without it; where it cannot be written, replay asks for --world.
-    """
-    target = folder / "world.json"
-    if target.exists():
-        return
-    temp = folder / f".world-{os.getpid()}"
-    with contextlib.suppress(OSError):
-        try:
-            temp.write_text(to_json(world.to_data()), encoding="utf-8")
-            os.replace(temp, target)
-        finally:
-            temp.unlink(missing_ok=True)
 
 
 def _check_target(path: Path) -> None:

@@ -94,20 +94,22 @@ rivals = []
 # against = "$rival"
 '''
 
-TEST = '''"""$name: right on its problem, the same for the same seed, knobs checked."""
+TEST = '''"""$name: right on its problem, the same for the same seed, all laws obeyed."""
 
 from __future__ import annotations
 
 import pytest
 
 from orrery import run
-from orrery.base.errors import KnobError
+from orrery.lab import laws
 from orrery.lab.questions import problem_class
 from $module import $class_name
 
+PROBLEM = problem_class("$problem")()
+
 
 def run_it(seed):
-    return run($class_name(), problem=problem_class("$problem")(), seed=seed)
+    return run($class_name(), problem=PROBLEM, seed=seed)
 
 
 @pytest.mark.parametrize("seed", [0, 1, 2])
@@ -119,9 +121,9 @@ def test_equal_seeds_give_equal_runs():
     assert run_it(7).digest == run_it(7).digest
 
 
-def test_an_unknown_knob_is_named():
-    with pytest.raises(KnobError, match="no_such_knob"):
-        $class_name(no_such_knob=1)
+def test_it_obeys_every_law_of_its_shape():
+    # Among them: it survives what `tolerates` names, and bad knobs are refused by name.
+    assert laws.check($class_name(), PROBLEM) == []
 '''
 
 PROBLEM = '''\
@@ -200,6 +202,7 @@ PROBLEM_TEST = '''\
 from __future__ import annotations
 
 from orrery import World, run
+from orrery.lab import laws
 from orrery.parts import rpc
 from orrery.world import Crash
 from $module import $class_name, ${class_name}Node
@@ -230,6 +233,10 @@ def test_a_right_part_passes():
 def test_a_wrong_answer_is_found():
     made = run(Wrong(), problem=$class_name())
     assert [violation.kind for violation in made.violations] == ["wrong"]
+
+
+def test_it_obeys_the_laws_of_problems():
+    assert laws.check_problem($class_name()) == []
 
 
 def test_silence_is_counted():

@@ -19,6 +19,7 @@ from orrery.cli.common import (
     VIOLATED,
     Json,
     answer,
+    keep_world,
     leave,
     new_app,
     note_kernel,
@@ -28,7 +29,6 @@ from orrery.cli.common import (
     unit_value,
 )
 from orrery.cli.progress import bar
-from orrery.cli.run import keep_world
 from orrery.cli.table import print_table
 
 if TYPE_CHECKING:

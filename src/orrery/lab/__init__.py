@@ -5,10 +5,11 @@ The names below load when they are first used, so that a quick command stays qui
 
 from __future__ import annotations
 
-import importlib
 import sys
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
+
+from orrery.base.doors import door
 
 _HOMES = {
     "Run": "orrery.lab.run",
@@ -44,13 +45,7 @@ if TYPE_CHECKING:
     from orrery.lab.store import Store
 
 
-def __getattr__(name: str) -> Any:
-    home = _HOMES.get(name)
-    if home is None:
-        raise AttributeError(f"module 'orrery.lab' has no attribute {name!r}")
-    value = getattr(importlib.import_module(home), name)
-    globals()[name] = value
-    return value
+__getattr__, __dir__ = door(__name__, _HOMES)
 
 
 class _Door(ModuleType):
@@ -66,7 +61,3 @@ class _Door(ModuleType):
 
 
 sys.modules[__name__].__class__ = _Door
-
-
-def __dir__() -> list[str]:
-    return sorted(__all__)

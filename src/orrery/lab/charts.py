@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from orrery.base.errors import UsageError
 from orrery.lab import svg
 
 Points = Sequence[tuple[float, float]]
+Scale = Callable[[float], float]
 Bar = tuple[str, float, float | None, float | None]
 
 _DASHES = ("", "7 4", "2 3", "9 3 2 3")
@@ -54,8 +55,10 @@ def line_chart(
     for y in svg.ticks(y_lo, y_hi, 5):
         body.append(svg.line(left, y_at(y), width - right, y_at(y), "grid"))
         body.append(svg.text(left - 8, y_at(y) + 4, svg.number(y), "soft", "e"))
-    for x in svg.ticks(x_lo, x_hi, 6):
-        body.append(svg.text(x_at(x), height - bottom + 18, svg.number(x), "soft", "m"))
+    body += [
+        svg.text(x_at(x), height - bottom + 18, svg.number(x), "soft", "m")
+        for x in svg.ticks(x_lo, x_hi, 6)
+    ]
     body.append(svg.line(left, height - bottom, width - right, height - bottom, "axis"))
     body.append(svg.text((left + width - right) / 2, height - 12, x_label, "soft", "m"))
     body.append(svg.text(left - 8, top - 8, y_label, "soft"))
@@ -81,7 +84,7 @@ def _finite(points: Points) -> list[tuple[float, float]]:
     return [*kept[::every], kept[-1]]
 
 
-def _path(points: Points, x_at, y_at, i: int, steps: bool) -> str:  # type: ignore[no-untyped-def]
+def _path(points: Points, x_at: Scale, y_at: Scale, i: int, steps: bool) -> str:
     parts = [f"M{x_at(points[0][0]):.1f} {y_at(points[0][1]):.1f}"]
     for x, y in points[1:]:
         parts.append(f"H{x_at(x):.1f}V{y_at(y):.1f}" if steps else f"L{x_at(x):.1f} {y_at(y):.1f}")
@@ -139,8 +142,8 @@ def bar_chart(bars: Sequence[Bar], *, title: str, unit: str = "", better: str = 
 
 
 def _bar(
-    bar: Bar, figures: str, y: float, row: float, left: float, right: float, x_at
-) -> list[str]:  # type: ignore[no-untyped-def]
+    bar: Bar, figures: str, y: float, row: float, left: float, right: float, x_at: Scale
+) -> list[str]:
     name, value, lo, hi = bar
     middle = y + row / 2
     body = [svg.text(left - 10, middle + 4, svg.shorten(name, 30), "ink", "e")]

@@ -216,19 +216,25 @@ class _Reader(ast.NodeVisitor):
         if called in _IN_ORDER:
             for each in node.args:
                 self._ordered(each)
-        if isinstance(node.func, ast.Attribute) and node.func.attr in ("pop", "popitem"):
-            if not node.args:
-                self._ordered(node.func.value)
+        method = node.func.attr if isinstance(node.func, ast.Attribute) else ""
+        if method in ("pop", "popitem") and not node.args:
+            self._ordered(node.func.value)  # type: ignore[attr-defined]
         if isinstance(node.func, ast.Attribute) and node.func.attr in (
             "join", "extend", "choice", "sample", "shuffle"):  # fmt: skip
             for each in node.args[:1]:
                 self._ordered(each)
         if called in _ORDERLESS and len(node.args) == 1 and isinstance(
             node.args[0], ast.GeneratorExp):  # fmt: skip
-            for each in ast.iter_child_nodes(node.args[0].elt):
-                self.visit(each)
+            self._inside(node.args[0])
             return  # the order of the set is lost in the call
         self.generic_visit(node)
+
+    def _inside(self, node: ast.GeneratorExp) -> None:
+        """What is in a generator, without asking in which order it comes."""
+        self.visit(node.elt)
+        for part in node.generators:
+            for each in (part.iter, *part.ifs):
+                self.visit(each)
 
     def visit_For(self, node: ast.For) -> None:
         self._ordered(node.iter)

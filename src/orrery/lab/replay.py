@@ -223,7 +223,7 @@ def make(told: dict[str, Any], path: str) -> Any:
         return {role: make(each, f"{path}.{role}") for role, each in told["roles"].items()}
     name = str(told.get("class", ""))
     try:
-        cls = load(name)
+        cls: Any = load(name)
         knobs = {}
         for knob, value in (told.get("knobs") or {}).items():
             endless = isinstance(cls._knob_defaults.get(knob), float) and isinstance(value, str)
@@ -319,7 +319,7 @@ def _first_difference(
     run: str | Stored | Run, id: str, store: Store, made: Run
 ) -> dict[str, Any] | None:
     """The first event that is not the stored one, where the run was saved with its spans."""
-    from orrery.lab.determinism import Shot, divergence
+    from orrery.lab.shots import Shot, divergence
 
     try:
         before = run.spans if isinstance(run, Run) else store.spans(id)

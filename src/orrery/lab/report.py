@@ -21,9 +21,10 @@ from orrery.lab import html_page as page
 from orrery.lab import stats
 from orrery.lab.charts import bar_chart, line_chart
 from orrery.lab.compare import Comparison
+from orrery.lab.items import Item, item_of
 from orrery.lab.run import Run
 from orrery.lab.spans import _whole, plain
-from orrery.lab.store import Store, Stored, name_of
+from orrery.lab.store import Store, Stored
 
 MOST_B = 2_000_000
 MOST_RUNS = 200
@@ -32,28 +33,6 @@ MOST_VIOLATIONS = 20
 MOST_ALIKE = 25
 MOST_CHARTS = 4
 MOST_REPLAYED = 2_000_000  # events: a few seconds
-
-
-class Item(msgspec.Struct, kw_only=True):
-    """A run as the report needs it, whether it was just made or comes from the store."""
-
-    name: str
-    problem: str
-    world: str
-    seed: int
-    engine: str
-    digest: str
-    metrics: dict[str, float]
-    units: dict[str, tuple[str, str, str]]
-    violations: list[dict[str, Any]]
-    facts: dict[str, str]
-    environment: dict[str, Any] = {}
-    id: str = ""
-    knobs: dict[str, Any] = {}
-    made: Any = None
-    command: str = ""
-    partial: bool = False
-    events: int = 0
 
 
 def write(items: Any, path: str | Path, **options: Any) -> Path:
@@ -76,7 +55,7 @@ def report(
     """The report as HTML text, below 2 MB; pictures are left out one by one if it grows larger."""
     given = _listed(items)
     compared = [each for each in given if isinstance(each, Comparison)]
-    runs = [_item(each, store) for each in given if not isinstance(each, Comparison)]
+    runs = [item_of(each, store) for each in given if not isinstance(each, Comparison)]
     if not runs and not compared:
         raise UsageError("report: no run is named; give run ids, runs or a comparison")
     if len(runs) > MOST_RUNS:
@@ -98,60 +77,6 @@ def _listed(items: Any) -> list[Any]:
     return list(items)
 
 
-# -- what a run is to the report
-
-
-def _item(one: Any, store: Store | None) -> Item:
-    if isinstance(one, str):
-        one = (store or Store()).load(one)
-    if isinstance(one, Stored):
-        return _from_store(one)
-    if isinstance(one, Run):
-        return _from_run(one)
-    raise UsageError(f"report: {one!r} is no run; give runs, run ids or comparisons")
-
-
-def _from_store(one: Stored) -> Item:
-    spec = one.spec
-    facts = _facts(one.seconds, one.events, one.messages, one.bytes, one.ended, one.kind)
-    part = spec.get("part") or {}
-    return Item(
-        name=name_of(part) or "?", problem=name_of(spec.get("problem")) or "none",
-        world=str(spec.get("world", "")), seed=int(spec.get("seed", 0)),
-        engine=str(spec.get("engine", "")), digest=one.digest, metrics=one.metrics,
-        units=dict(one.units), violations=one.violations, facts=facts,
-        environment=one.environment, id=one.id, partial=one.partial, events=one.events,
-        knobs=dict(part.get("knobs") or {}), command=f"orrery replay {one.id}",
-    )  # fmt: skip
-
-
-def _from_run(one: Run) -> Item:
-    kind = "modelled" if one.engine == "virtual" else "measured"
-    facts = _facts(one.seconds, one.events, one.messages, one.bytes, one.ended, kind)
-    parts = list(one.part.values()) if isinstance(one.part, dict) else [one.part]
-    name = ", ".join(type(part).__name__ for part in parts)
-    problem = type(one.problem).__name__ if one.problem is not None else "none"
-    world = (one.world.title or one.world.hash) if one.world is not None else ""
-    knobs = {k: plain(v) for part in parts for k, v in part.knobs().items()}
-    return Item(
-        name=name, problem=problem, world=world, seed=one.seed, engine=one.engine,
-        digest=one.digest, metrics=one.metrics,
-        units={key: tuple(metric) for key, metric in one.units.items()},
-        violations=[plain(v) for v in one.violations], facts=facts, knobs=knobs, made=one,
-        environment={"kernel": one.extra.get("kernel")},
-    )  # fmt: skip
-
-
-def _facts(
-    seconds: float, events: int, messages: int, size_B: int, ended: str, kind: str
-) -> dict[str, str]:
-    return {
-        "time in the run": show(seconds, "s"), "events": show(float(events)),
-        "messages": show(float(messages)), "traffic": show(float(size_B), "B"),
-        "ended": ended, "numbers are": kind,
-    }  # fmt: skip
-
-
 def _title(runs: Sequence[Item], compared: Sequence[Comparison]) -> str:
     if compared and not runs:
         return f"{compared[0].problem}: {len(compared[0].rows)} systems compared"
@@ -171,8 +96,7 @@ def _assemble(
 ) -> str:  # fmt: skip
     body: list[str] = [page.header(title, _lead(runs, compared))]
     body.append(page.verdicts(_verdicts(runs, compared)))
-    for each in compared:
-        body.append(_comparison(each))
+    body += [_comparison(each) for each in compared]
     if runs:
         body.append(_metrics(runs))
         body.append(page.grid(_run_charts(runs)))
@@ -375,8 +299,9 @@ def _again(item: Item, store: Store | None) -> Run | None:
         again = replay(item.id, store=store)
     except OrreryError:
         return None  # its code or its world is gone; the stored numbers stand
-    item.made = again.run if again.same else None
-    return item.made
+    made = again.run if again.same else None
+    item.made = made
+    return made
 
 
 def _violations(runs: Sequence[Item], compared: Sequence[Comparison]) -> str:

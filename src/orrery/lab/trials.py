@@ -54,7 +54,8 @@ class Chatter(Node):
 
 @cost(flops=2.0e9, bytes=1.0e7)
 def _square(values: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    return values * values
+    squared: np.ndarray[Any, Any] = values * values
+    return squared
 
 
 class Hauler(Node):

@@ -47,7 +47,7 @@ def _c_functions() -> dict[Any, str]:
         if hasattr(_thread, name):
             found[getattr(_thread, name)] = "threading."
     # The methods of the generator that the functions of the module `random` share.
-    shared = random._inst  # type: ignore[attr-defined]
+    shared: Any = vars(random)["_inst"]
     for name in ("random", "getrandbits"):
         found[getattr(shared, name)] = "random."
     return found
@@ -143,7 +143,7 @@ def _who(frame: FrameType) -> tuple[int | None, float | None]:
     for _ in range(_DEEPEST):
         if here is None:
             break
-        one = here.f_locals.get("self")
+        one: Any = here.f_locals.get("self")
         if hasattr(type(one), "_engine") and hasattr(type(one), "emit"):
             try:
                 return int(one.id), float(one.now)

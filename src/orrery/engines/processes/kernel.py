@@ -210,8 +210,8 @@ class Kernel:
         task.error = error
         host = task.host
         host._tasks.pop(task, None)
-        if task.answers is not None and (error is None or isinstance(error, Refused)):
-            self._answer(host, task.answers, value if error is None else Throw(error))
+        if task.call is not None and (error is None or isinstance(error, Refused)):
+            self._answer(host, task.call, value if error is None else Throw(error))
         elif error is not None and task.joiners is None and not isinstance(error, Cancelled):
             self._on_failure(host, error)
         for waiter, gen in task.joiners or ():
@@ -240,7 +240,7 @@ class Kernel:
                     result = end.value
                 else:
                     task = Task(host, result)
-                    task.answers = answers
+                    task.call = answers
                     host._tasks[task] = None
                     self._park(task, wanted)
                     return

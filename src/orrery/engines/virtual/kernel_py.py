@@ -254,6 +254,10 @@ class Kernel(Sending):
             self.seq += 1
             self.push(self.now, (self.seq, *entry[1:]))
 
+    def enqueue(self, task: Task, gen: int, value: Any, source: Any) -> None:
+        """Wake a task before time goes on, unless its generation has changed by then."""
+        self.ready.append((task, gen, value, source))
+
     # -- time
 
     def call_at(self, when: int, fn: Callable[[], None], node: int = -1) -> Timer:

@@ -6,8 +6,9 @@ are first used.
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from orrery.base.doors import door
 
 _PROBLEMS = "orrery.systems.collectives.problems"
 _BASELINES = "orrery.systems.collectives.baselines"
@@ -40,14 +41,4 @@ if TYPE_CHECKING:
     from orrery.systems.collectives.problems import AllReduce
 
 
-def __getattr__(name: str) -> Any:
-    home = _HOMES.get(name)
-    if home is None:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(importlib.import_module(home), name)
-    globals()[name] = value
-    return value
-
-
-def __dir__() -> list[str]:
-    return sorted(__all__)
+__getattr__, __dir__ = door(__name__, _HOMES)
