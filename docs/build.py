@@ -44,6 +44,7 @@ BEGIN = [
 LOOK_UP = [
     ("docs/worlds-and-faults.md", "worlds-and-faults.html", "Worlds and faults"),
     ("docs/engines.md", "engines.html", "Engines"),
+    ("", "examples.html", "Examples"),
     ("", "cheatsheet.html", "Cheat sheet"),
     ("", "systems.html", "Systems"),
     ("", "ledger.html", "Ledger"),
@@ -101,7 +102,8 @@ def all_pages() -> list[Page]:
         if file and (ROOT / file).is_file()
     ]
     systems = [system_page(entry) for entry in found.entries]
-    return [*written, cheat_sheet(), systems_page(found.entries), ledger_page(), *systems]
+    generated = [examples_page(), cheat_sheet(), systems_page(found.entries), ledger_page()]
+    return [*written, *generated, *systems]
 
 
 # -- the frame
@@ -168,6 +170,24 @@ def _link(file: str, target: str) -> str:
     # What is no page is a picture, which has the same place below the site as below docs/.
     place = PLACES.get(inside, inside.removeprefix("docs/"))
     return place + (f"#{mark}" if mark else "")
+
+
+# -- examples
+
+
+def examples_page() -> Page:
+    """The example programs, each under what its docstring says."""
+    parts = ["<h1>Examples</h1><p>Ten short programs, each run by the tests. "
+             "<code>python examples/01_gossip_under_loss.py</code> runs one.</p>"]  # fmt: skip
+    for path in sorted((ROOT / "examples").glob("[0-9]*.py")):
+        source = path.read_text(encoding="utf-8")
+        said, _, code = source.removeprefix('"""').partition('"""')
+        number, _, name = path.stem.partition("_")
+        parts.append(f'<h2 id="{path.stem}">{number} · {name.replace("_", " ").capitalize()}</h2>')
+        parts.append(f"<p>{inline(said)}</p>")
+        block = f'<pre><code class="language-python">{html.escape(code.strip())}</code></pre>'
+        parts.append(colour_page(block))
+    return Page("examples.html", "Examples", "".join(parts))
 
 
 # -- systems

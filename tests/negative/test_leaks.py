@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import textwrap
 from pathlib import Path
 
@@ -195,6 +196,18 @@ def test_a_wall_clock_makes_two_runs_differ_at_an_event(tmp_path):
     assert found["first_divergence"]["here"]["time_s"] < 0.02
 
 
+def test_a_part_that_swallows_the_error_is_still_told(tmp_path):
+    body = """
+    try:
+        number = int(time.time())  # leak
+    except Exception:
+        number = 0
+    """
+    part, _, lines = plant(tmp_path, imports="import time", body=body)
+    with pytest.raises(LeakError, match=rf":{lines[0]}: time.time is the wall clock"):
+        run_watched(load(part)(), strict=True, world=World.lan(3), until_s=0.1)
+
+
 def test_asyncio_is_seen_in_the_source_and_ends_the_run(tmp_path):
     leak = {"imports": "import asyncio", "body": "await asyncio.sleep(0.001)  # leak"}
     part, path, lines = plant(tmp_path, **leak)
@@ -206,8 +219,9 @@ def test_asyncio_is_seen_in_the_source_and_ends_the_run(tmp_path):
 def test_a_clean_part_is_clean_in_every_way(tmp_path):
     part, path, _ = plant(tmp_path, body='words = sorted({"x", "y", str(self.rng.below(9))})')
     assert lint(path) == [] and lint_all(load(part)) == []
+    before = sys.getprofile()
     made, found = run_watched(load(part)(), strict=True, world=World.lan(3), until_s=0.1)
-    assert found == []
+    assert found == [] and sys.getprofile() is before
     assert made.digest == run(load(part)(), world=World.lan(3), until_s=0.1).digest
     assert examine(case_of(part)) == []
 

@@ -157,6 +157,18 @@ def test_the_inner_or_the_outer_deadline_whichever_is_first(kernel):
     assert records(play(script, kernel), "who") == ["outer", "inner", "goes on"]
 
 
+def test_a_deadline_is_entered_once(kernel):
+    async def script(self):
+        deadline = self.deadline(1.0)
+        async with deadline:
+            pass
+        async with deadline:
+            pass
+
+    with pytest.raises(PartError, match="entered once"):
+        play(script, kernel)
+
+
 class DeadlineInHandler(Base):
     @rpc
     async def patient(self) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import html.parser
 import re
 
@@ -109,9 +110,23 @@ def test_a_comparison(tmp_path):
     )  # fmt: skip
     page = check(report(found))
     for expected in ("3 systems compared", "time_to_99_s", "95 % interval", "Violations",
-                     "flood broke what it promises", "orrery compare broadcast"):  # fmt: skip
+                     "flood broke what it promises", found.rows[0].runs[0]):  # fmt: skip
         assert expected in page.text
     assert EVIL in page.text
+
+
+def test_the_command_is_told_where_there_is_one(tmp_path):
+    options = {"seeds": 2, "store": Store(tmp_path)}
+    text = check(report(compare(PROBLEM, ["flood", "push-gossip"], world="lan:5", **options))).text
+    assert "orrery compare broadcast --systems " in text and "--world lan:5 --seeds 2" in text
+    text = check(report(compare(PROBLEM, {"mine": Flood()}, world="lan:5", **options))).text
+    assert "orrery compare" not in text and "orrery replay" in text
+
+
+def test_the_world_in_the_report_is_the_world_of_the_run():
+    text = report(traced(PushGossip()))
+    told = html.unescape(re.search(r"save it as world.toml.*?<code>(.*?)</code>", text, re.S)[1])
+    assert World.from_toml(told).hash == WORLD.hash
 
 
 def test_stored_runs_are_drawn_by_replaying_them(tmp_path):

@@ -107,6 +107,18 @@ def test_perfetto_json_is_a_valid_chrome_trace(made, tmp_path):
     assert sorted(opened) == sorted(e["id"] for e in events if e["ph"] == "e")
 
 
+def test_the_slices_of_a_node_are_apart_or_nested(made, tmp_path):
+    document = json.loads(spans.write(made, tmp_path / "run.json").read_bytes())
+    slices: dict[int, list[tuple[int, int]]] = {}
+    for event in document["traceEvents"]:
+        if event["ph"] == "X":
+            start = round(event["ts"] * 1000)
+            slices.setdefault(event["tid"], []).append((start, start + round(event["dur"] * 1000)))
+    for of_node in slices.values():
+        for a, b in of_node:
+            assert not [1 for c, d in of_node if a < c < b < d]
+
+
 def test_json_lines(made, tmp_path):
     lines = spans.write(made, tmp_path / "run.jsonl").read_text().splitlines()
     head, *rest = [json.loads(line) for line in lines]

@@ -79,7 +79,7 @@ class Caller(Node):
     calls: int = 1000
 
     @rpc
-    async def double(self, x: int) -> int:
+    def double(self, x: int) -> int:
         return 2 * x
 
     async def main(self) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from orrery.lab.svg import escape
 
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
-_WORDS = {"good": "Holds", "bad": "Violated", "open": "Open"}
+_WORDS = {"good": "Fine", "bad": "Violated", "open": "Open"}
 _SIGNS = {"good": "✓", "bad": "✕", "open": "?"}
 
 _STYLE = """

@@ -32,6 +32,7 @@ MOST_PICTURES = 4
 MOST_VIOLATIONS = 20
 MOST_ALIKE = 25
 MOST_CHARTS = 4
+MOST_WORLD = 40_000
 MOST_REPLAYED = 2_000_000  # events: a few seconds
 
 
@@ -349,16 +350,40 @@ def _reproduce(
 ) -> str:
     lines = list(commands)
     for one in compared:
-        systems = ",".join(row.system for row in one.rows)
-        words = ["orrery", "compare", one.problem, "--systems", systems, "--world", one.world]
-        lines.append(shlex.join(words) + f"   # world hash {one.world_hash}")
+        lines += _compare_lines(one)
     lines += [item.command or _python(item) for item in runs[:20]]
     digests = {f"{item.name}, seed {item.seed}": item.digest for item in runs if item.digest}
     body = [page.code(lines)]
     if digests:
         body.append("<p>The same code, world and seed give the same digest:</p>")
         body.append(page.facts(digests, mono=True))
+    worlds = {item.made.world.hash: item.made.world for item in runs if item.made is not None}
+    for name, world in list(worlds.items())[:4]:
+        text = world.to_toml()
+        if len(text) <= MOST_WORLD:
+            body.append(page.fold(f"The world {name} (save it as world.toml)", page.code([text])))
     return page.section("How to reproduce", body)
+
+
+def _compare_lines(one: Comparison) -> list[str]:
+    """The command, if its words reach the same systems and world; and one replay a system."""
+    from orrery.lab.discover import find
+    from orrery.world import worlds
+
+    found = []
+    try:
+        for row in one.rows:
+            find(row.system)
+        if worlds.find(one.world).hash == one.world_hash:
+            words = ["orrery", "compare", one.problem, "--systems",
+                     ",".join(row.system for row in one.rows), "--world", one.world]  # fmt: skip
+            counts = {len(row.seeds) for row in one.rows}
+            words += ["--seeds", str(counts.pop())] if len(counts) == 1 else []
+            found.append(shlex.join(words))
+    except (OrreryError, OSError):
+        pass  # parts or a world made in Python have no name on the command line
+    found += [f"orrery replay {row.runs[0]}   # {row.system}" for row in one.rows if row.runs]
+    return found
 
 
 def _python(item: Item) -> str:
@@ -366,8 +391,9 @@ def _python(item: Item) -> str:
         return f"run {item.name} with seed {item.seed}"
     made = item.made
     problem = f", problem={made.problem!r}" if made.problem is not None else ""
-    world = made.world.hash if made.world is not None else ""
-    return f"run({made.part!r}{problem}, world=…, seed={item.seed})   # world hash {world}"
+    until = f", until_s={made.seconds!r}" if made.ended == "until" else ""
+    world = "world=World.load('world.toml')"
+    return f"run({made.part!r}{problem}, {world}, seed={item.seed}{until})"
 
 
 def _environment(runs: Sequence[Item]) -> str:

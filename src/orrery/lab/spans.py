@@ -230,13 +230,14 @@ def _events(span: Span) -> Iterator[dict[str, Any]]:
     if span.kind in ("message", "reply"):
         told = {"from": span.node, "to": span.to, "size_B": span.size_B, "seq": span.seq}
         name = f"reply {span.name}" if span.kind == "reply" else span.name
-        # A flow binds to the slice around it, so each end gets one of a tenth of a microsecond.
-        yield {**base, "ph": "X", "tid": span.node + 1, "ts": start_us, "dur": 0.1,
+        # A flow binds to the slice around it, so each end gets one. A nanosecond is the step of
+        # time, so that slices of one node are apart or nested, and never cross.
+        yield {**base, "ph": "X", "tid": span.node + 1, "ts": start_us, "dur": 0.001,
                "name": f"send {name}", "args": told}  # fmt: skip
         yield {**base, "ph": "s", "tid": span.node + 1, "ts": start_us, "id": span.seq,
                "name": name}  # fmt: skip
-        yield {**base, "ph": "X", "tid": span.to + 1, "ts": end_us, "dur": 0.1, "name": name,
-               "args": told}  # fmt: skip
+        yield {**base, "ph": "X", "tid": span.to + 1, "ts": end_us, "dur": 0.001,
+               "name": name}  # fmt: skip
         yield {**base, "ph": "f", "bp": "e", "tid": span.to + 1, "ts": end_us, "id": span.seq,
                "name": name}  # fmt: skip
     elif span.kind in ("emit", "lost"):

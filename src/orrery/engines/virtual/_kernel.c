@@ -2641,6 +2641,8 @@ static PyTypeObject LockType = {
 static PyObject *deadline_enter(DeadlineObject *d, PyObject *unused)
 {
     /* A handler that never waited has no task yet: then the await below yields, and gets one. */
+    if (d->armed || !d->kernel)
+        return PyErr_Format(PartError, "a deadline is entered once; ask for another");
     if (d->kernel->current && deadline_arm(d, d->kernel->current) < 0)
         return NULL;
     Py_INCREF(d);
@@ -2658,7 +2660,14 @@ static PyObject *deadline_exit(DeadlineObject *d, PyObject *const *args, Py_ssiz
 {
     if (d->live) {
         d->live = 0;
-        if (note_cancelled(d->kernel) < 0)
+        /* It waits in the heap until its time is over; the collector need not look at it there. */
+        KernelObject *k = d->kernel;
+        d->kernel = NULL;
+        PyObject_GC_UnTrack(d);
+        Py_CLEAR(d->task);
+        int bad = note_cancelled(k);
+        Py_DECREF(k);
+        if (bad < 0)
             return NULL;
     }
     if (d->fired && n > 1 && PyObject_IsInstance(args[1], Cancelled) > 0) {

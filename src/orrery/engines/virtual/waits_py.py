@@ -6,7 +6,7 @@ import types
 from collections.abc import Callable, Generator
 from typing import TYPE_CHECKING, Any
 
-from orrery.base.errors import Cancelled, DeadlineExceeded
+from orrery.base.errors import Cancelled, DeadlineExceeded, PartError
 from orrery.engines.waits import Event, Lock, Queue, Task, Throw
 
 if TYPE_CHECKING:
@@ -67,6 +67,8 @@ class Deadline:
 
     @types.coroutine
     def __aenter__(self) -> Generator[Any, Any, Deadline]:
+        if self._task is not None:
+            raise PartError("a deadline is entered once; ask for another")
         task = self._kernel.current
         if task is None:
             yield self
