@@ -22,8 +22,8 @@ def test_small_parts_agree_in_every_way():
     assert found["mismatches"] == 0
     assert found["first_divergence"] is None
     assert found["failed"] == {}
-    # Two seeds, two cases; plain twice and wire once, each kernel.
-    assert found["runs"] == 2 * 2 * (2 * len(found["kernels"]) + 1)
+    # Two seeds, three cases; plain twice and wire once, each kernel.
+    assert found["runs"] == 2 * 3 * (2 * len(found["kernels"]) + 1)
 
 
 def test_fresh_processes_with_other_hash_seeds_agree():

@@ -166,6 +166,33 @@ def test_what_cannot_be_made_again_is_named(told, says):
         make(told, "part")
 
 
+def test_computations_and_transfers_are_told_and_drawn():
+    from orrery.lab.trials import Hauler
+
+    made = run(Hauler(), world=World.lan(3), seed=1, trace=True)
+    found = replay(made)
+    assert found.same
+    work = found.run.extra["work_spans"]
+    moved = [span for span in work if span.kind == "transfer"]
+    assert len(moved) == made.extra["transfers"]
+    assert sum(span.size_B for span in moved) == made.extra["transfer_bytes"]
+    assert {span.kind for span in work} == {"compute", "transfer"}
+    assert all(span.end_ns > span.start_ns for span in work)
+    assert {"compute", "transfer"} <= {event.kind for event in found.events}
+    drawn = found.picture()
+    ET.fromstring(drawn)
+    assert ">transfer<" in drawn and ">computes<" in drawn
+
+
+def test_a_swarm_is_replayed_without_messages():
+    from orrery.lab.trials import Rumour
+
+    made = run(Rumour(), world=World.lan(40), seed=2)
+    found = replay(made)
+    assert found.same and found.lost == []
+    assert {event.kind for event in found.events} == {"emit"}
+
+
 def test_real_runs_are_not_replayed(store, id):
     stored = store.load(id)
     stored.spec["engine"] = "processes"

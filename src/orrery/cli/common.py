@@ -131,12 +131,10 @@ def preparing() -> Iterator[None]:
 
 
 def note_kernel() -> None:
-    """Say once, on stderr, when the slower kernel is in use."""
-    from orrery.engines.virtual.kernel import missing_line
+    """Choose the kernel now, which says on stderr when it is the slower one."""
+    from orrery.engines.virtual.kernel import load
 
-    line = missing_line()
-    if line:
-        talk(line)
+    load()
 
 
 def keep_world(folder: Path, world: Any) -> None:

@@ -248,10 +248,12 @@ def _small_parts() -> list[Case]:
         Crash(node=1, at_s=0.02, until_s=0.05), Pause(node=2, at_s=0.03, until_s=0.04),
         Duplicate(p=0.1), Reorder(p=0.2, spread_s=0.002), ClockDrift(node=0, drift=0.01),
     )  # fmt: skip
+    many = World.lan(60, drop=0.1).with_faults(Crash(node=3, at_s=0.001, until_s=0.002))
     heavy = World.lan(4).with_faults(Crash(node="random", at_s=0.01, until_s=0.03))
     return [
         Case(name="chatter", part="orrery.lab.trials:Chatter", world=rough.to_toml()),
         Case(name="hauler", part="orrery.lab.trials:Hauler", world=heavy.to_toml()),
+        Case(name="rumour", part="orrery.lab.trials:Rumour", world=many.to_toml()),
     ]
 
 

@@ -25,6 +25,7 @@ from orrery.lab.scene import (
     REST,
     WIDTH,
     Scene,
+    arrows_of,
     compose,
     rest_label,
 )
@@ -49,7 +50,7 @@ def space_time(
     lost: Iterable[Span] = (),
 ) -> str:
     """The picture as an SVG document; needs `run(…, trace=True)`."""
-    if not run.spans:
+    if not arrows_of(run):
         raise UsageError("the run has no messages on record; make it with run(…, trace=True)")
     scene = compose(run, from_s, until_s, nodes, list(lost))
     name = title or _name(run)
@@ -60,6 +61,7 @@ def space_time(
     body += _behind(scene)
     body += _rails(scene)
     body.append(f'<g clip-path="url(#{ids}-c)">')
+    body += [_compute(scene, span) for span in scene.computes]
     body += [_arrow(scene, span, ids) for span in scene.arrows]
     body += [_lost(scene, span) for span in scene.lost]
     body += _emits(scene)
@@ -140,6 +142,8 @@ def _legend(scene: Scene, ids: str) -> list[str]:
         entry(f'<line class="o-s{svg.COLOURS - 1}" x2="18" stroke-width="2.4"/>', "other messages")
     if any(span.kind == "reply" for span in scene.arrows):
         entry('<line class="o-axis" x2="20" stroke-width="2" stroke-dasharray="5 3"/>', "its reply")
+    if scene.computes:
+        entry('<rect class="o-f5" opacity="0.6" y="-5" width="20" height="10" rx="2"/>', "computes")
     if scene.lost:
         entry('<line class="o-axis" x2="11" stroke-width="1.6"/>'
               f'<g transform="translate(13 0)">{_cross(4)}</g>', "lost on the way")  # fmt: skip
@@ -256,11 +260,23 @@ def _rails(scene: Scene) -> list[str]:
     return body
 
 
+def _compute(scene: Scene, span: Span) -> str:
+    """A computation: a bar on the node's line."""
+    x0, x1, y = scene.axis.x(span.start_ns), scene.axis.x(span.end_ns), scene.y(span.node)
+    told = f"{node_name(span.node, scene.run)}: {span.name}, {_times(span)}"
+    return (
+        f'<rect class="o-f5" opacity="0.6" x="{x0:.1f}" y="{y - 5:.1f}" '
+        f'width="{max(x1 - x0, 1.5):.1f}" height="10" rx="2">'
+        f"<title>{svg.escape(told)}</title></rect>"
+    )
+
+
 def _arrow(scene: Scene, span: Span, ids: str) -> str:
     axis = scene.axis
     i = min(scene.colours[span.name], svg.COLOURS - 1)
     faint = span.node not in scene.rows or span.to not in scene.rows
     dash = ' stroke-dasharray="5 3"' if span.kind == "reply" else ""
+    wide = 3.2 if span.kind == "transfer" else 1.4
     what = "reply to " if span.kind == "reply" else ""
     run = scene.run
     told = (
@@ -270,7 +286,7 @@ def _arrow(scene: Scene, span: Span, ids: str) -> str:
     at = (f'x1="{axis.x(span.start_ns):.1f}" y1="{scene.y(span.node):.1f}" '
           f'x2="{axis.x(span.end_ns):.1f}" y2="{scene.y(span.to):.1f}"')  # fmt: skip
     return (
-        f'<line class="o-s{i}" {at} stroke-width="1.4" opacity="{0.3 if faint else 0.9}"{dash} '
+        f'<line class="o-s{i}" {at} stroke-width="{wide}" opacity="{0.3 if faint else 0.9}"{dash} '
         f'marker-end="url(#{ids}-{i})"><title>{svg.escape(told)}</title></line>'
     )
 

@@ -16,10 +16,11 @@ import msgspec
 
 from orrery.base.errors import OrreryError, StoreError, UsageError
 from orrery.lab import spans
-from orrery.lab.run import Run, _roles, judge
+from orrery.lab.run import Run, _engine, _roles, judge
 from orrery.lab.spans import Span
 from orrery.lab.spec import core_hash, describe, sources
 from orrery.lab.store import Store, Stored
+from orrery.parts.swarm import Swarm
 
 WORLD_FILE = "world.json"
 
@@ -151,16 +152,18 @@ def tapped(
     part: Any, *, problem: Any, world: Any, seed: int, until_s: float | None, wire: bool = False
 ) -> tuple[Run, list[Span]]:
     """A traced run on the virtual engine, and the messages of it that never arrived."""
-    from orrery.engines.virtual.engine import Engine
-
-    engine = Engine(
-        _roles(part, problem, world), world=world, problem=problem, part=part, seed=seed,
-        trace=True, wire=wire,
-    )  # fmt: skip
-    sends = _tap(engine)
+    # A swarm moves arrays, not messages one by one: there is nothing to trace and nothing to tap.
+    options = {} if isinstance(part, Swarm) else {"trace": True, "wire": wire}
+    engine = _engine("virtual", part)(
+        _roles(part, problem, world), world=world, problem=problem, part=part, seed=seed, **options
+    )
+    if isinstance(part, Swarm):
+        return judge(engine.run(until_s), problem), []
+    sends, work = _tap(engine), _tap_work(engine)
     made = judge(engine.run(until_s), problem)
     lost = _undelivered(sends, made)
     made.extra["lost_spans"] = lost
+    made.extra["work_spans"] = sorted(work, key=lambda span: (span.start_ns, span.node))
     return made, lost
 
 
@@ -184,6 +187,33 @@ def _tap(engine: Any) -> list[tuple[Any, ...]]:
     traffic.hook = hook
     traffic._watch(range(engine.size + (engine.problem is not None)), 1)
     return sends
+
+
+def _tap_work(engine: Any) -> list[Span]:
+    """Note when computations and bulk transfers began and ended, also those that were cut off."""
+    found: list[Span] = []
+    kernel, devices, flows = engine.kernel, engine.devices, engine.flows
+    compute, send = devices.work, flows.send
+
+    async def noted_compute(index: int, work: Any, device: str, share: float) -> None:
+        start = kernel.now
+        try:
+            await compute(index, work, device, share)
+        finally:
+            name = f"compute on {device}" if device else "compute"
+            told = {"flops": work.flops, "bytes": work.bytes}
+            found.append(Span("compute", name, start, kernel.now, index, values=told))
+
+    async def noted_send(src: int, dst: int, array: Any, tag: str) -> None:
+        start = kernel.now
+        try:
+            await send(src, dst, array, tag)
+        finally:
+            size_B = int(array.nbytes)
+            found.append(Span("transfer", tag or "transfer", start, kernel.now, src, dst, size_B))
+
+    devices.work, flows.send = noted_compute, noted_send
+    return found
 
 
 def _undelivered(sends: list[tuple[Any, ...]], made: Run) -> list[Span]:

@@ -36,6 +36,7 @@ class Scene(msgspec.Struct, kw_only=True):
     left_out: int
     lost: list[Span]
     emits: list[Span]
+    computes: list[Span]
     life: list[Span]
     colours: dict[str, int]
     top: float
@@ -55,7 +56,7 @@ def compose(
     run: Run, from_s: float | None, until_s: float | None, nodes: Any, lost: list[Span]
 ) -> Scene:
     """Choose what to show of a run: the window asked for, or the one that tells most."""
-    every = list(messages(run))
+    every = arrows_of(run)
     troubles = life(run)
     end_ns = max(round(run.seconds * 1e9), max(span.end_ns for span in every))
     lo, hi = _asked(from_s, until_s, end_ns)
@@ -81,7 +82,15 @@ def compose(
     latency = timeline.usual_latency_ns([(s.start_ns, s.end_ns) for s in arrows] or times)
     lost = [s for s in lost if s.node in shown and s.node != s.to and lo <= s.start_ns <= hi]
     emits = _emits_in(run, shown - {size} if rest else shown, lo, hi)
-    points = [(t, t) for t in marks if lo <= t <= hi] + [(s.start_ns, s.start_ns) for s in emits]
+    computes = [
+        span for span in run.extra.get("work_spans", ())
+        if span.kind == "compute" and span.node in shown and span.start_ns <= hi
+        and span.end_ns >= lo
+    ][:HARD_ARROWS]  # fmt: skip
+    ends = [t for span in computes for t in (span.start_ns, span.end_ns)]
+    points = [(t, t) for t in (*marks, *ends) if lo <= t <= hi] + [
+        (s.start_ns, s.start_ns) for s in emits
+    ]
     busy = timeline.bursts(
         [*timeline.ends([(s.start_ns, s.end_ns) for s in arrows], latency), *points,
          *((s.start_ns, s.start_ns + latency) for s in lost)], 6 * latency)  # fmt: skip
@@ -99,10 +108,21 @@ def compose(
     row_px = 38.0 if len(rows) <= 10 else 30.0 if len(rows) <= 20 else 22.0
     return Scene(
         run=run, rows=rows, rest=rest, axis=TimeAxis((lo, hi), busy, latency, left, WIDTH - 28),
-        arrows=arrows, left_out=left_out, lost=lost, emits=emits,
+        arrows=arrows, left_out=left_out, lost=lost, emits=emits, computes=computes,
         life=[s for s in troubles if s.start_ns <= hi and s.end_ns >= lo],
         colours=colours, top=122.0 if bands else 104.0, row_px=row_px,
     )  # fmt: skip
+
+
+def arrows_of(run: Run) -> list[Span]:
+    """What goes from one node to another: messages, and bulk transfers where they are known."""
+    bulk = [
+        span._replace(name="transfer")
+        for span in run.extra.get("work_spans", ())
+        if span.kind == "transfer"
+    ]
+    every = list(messages(run))
+    return sorted([*every, *bulk], key=lambda span: span.start_ns) if bulk else every
 
 
 def _asked(from_s: float | None, until_s: float | None, end_ns: int) -> tuple[int, int]:

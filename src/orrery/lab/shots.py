@@ -18,8 +18,9 @@ from typing import IO, Any, NamedTuple
 import msgspec
 
 from orrery.base.errors import InternalError, OrreryError, PartError, PlatformLacks
-from orrery.lab.run import _roles
+from orrery.lab.run import _engine, _roles
 from orrery.lab.spans import plain
+from orrery.parts.swarm import Swarm
 from orrery.world import World
 
 UNTIL_S = 1.5
@@ -75,14 +76,13 @@ Jobs = Sequence[tuple[Case, int]]
 
 def shoot(case: Case, seed: int, variant: Variant, trace: bool = False) -> Shot:
     """Run a case once; an error of the part is a result like any other."""
-    from orrery.engines.virtual.engine import Engine
-
     part, problem, world = build(case)
-    engine = Engine(
-        _roles(part, problem, world), world=world, problem=problem, part=part, seed=seed,
-        wire=variant.wire, kernel=variant.kernel, trace=trace,
-    )  # fmt: skip
-    sums = _count_payloads(engine) if trace and variant.wire else []
+    swarm = isinstance(part, Swarm)  # it has one kernel of its own and no messages to encode
+    options = {} if swarm else {"wire": variant.wire, "kernel": variant.kernel, "trace": trace}
+    engine = _engine("virtual", part)(
+        _roles(part, problem, world), world=world, problem=problem, part=part, seed=seed, **options
+    )
+    sums = _count_payloads(engine) if trace and variant.wire and not swarm else []
     error = ""
     try:
         outcome = engine.run(case.until_s)
@@ -99,7 +99,9 @@ def shoot(case: Case, seed: int, variant: Variant, trace: bool = False) -> Shot:
     print_ = hashlib.blake2b(data, digest_size=16).hexdigest()
     if not trace:
         return Shot(print_, error)
-    return Shot(print_, error, [list(row) for row in engine.kernel.trace or []], sums, said)
+    return Shot(
+        print_, error, [] if swarm else [list(row) for row in engine.kernel.trace or []], sums, said
+    )
 
 
 def _count_payloads(engine: Any) -> list[int]:

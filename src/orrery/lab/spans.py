@@ -37,8 +37,9 @@ class Span(NamedTuple):
     """Something that took time (or none): on which node, from when to when.
 
     `kind` is "message" or "reply" (node sent it to `to`), "lost" (a message that never arrived),
-    "emit" (a node told something), "down", "paused", or "fault" (any other fault; node -1 where
-    it hits the whole network).
+    "transfer" (bulk data to `to`), "compute", "emit" (a node told something), "down", "paused", or
+    "fault" (any other fault; node -1 where it hits the whole network). A run knows what was lost,
+    computed and transferred only if `replay` made it.
     """
 
     kind: str
@@ -64,9 +65,11 @@ class Span(NamedTuple):
         return told
 
 
-def of(run: Run, lost: Iterable[Span] = ()) -> Iterator[Span]:
+def of(run: Run, lost: Iterable[Span] | None = None) -> Iterator[Span]:
     """Every span of a run in order of its beginning; messages need `run(…, trace=True)`."""
-    streams = (iter(life(run)), messages(run), emits(run), iter(lost))
+    known = run.extra.get("lost_spans", ()) if lost is None else lost
+    work = run.extra.get("work_spans", ())
+    streams = (iter(life(run)), messages(run), emits(run), iter(known), iter(work))
     # A stable merge by time alone: of one instant, faults come first, then messages, then emits.
     return heapq.merge(*streams, key=lambda span: span.start_ns)
 
@@ -172,7 +175,7 @@ def plain(value: Any) -> Any:
 # -- files
 
 
-def write(run: Run, path: str | Path, lost: Iterable[Span] = ()) -> Path:
+def write(run: Run, path: str | Path, lost: Iterable[Span] | None = None) -> Path:
     """Export a run's spans; the suffix says how: .json (Perfetto), .jsonl or .parquet."""
     target = Path(path)
     how = FORMATS.get(target.suffix.lower())
@@ -190,14 +193,14 @@ def write(run: Run, path: str | Path, lost: Iterable[Span] = ()) -> Path:
     return _whole(target, lambda file: file.writelines(rows))
 
 
-def json_lines(run: Run, lost: Iterable[Span] = ()) -> Iterator[bytes]:
+def json_lines(run: Run, lost: Iterable[Span] | None = None) -> Iterator[bytes]:
     """One JSON object a line: first what the run was, then its spans."""
     yield _encode({"schema": 1, "run": _about(run)}) + b"\n"
     for span in of(run, lost):
         yield _encode(span.to_json()) + b"\n"
 
 
-def perfetto(run: Run, lost: Iterable[Span] = ()) -> Iterator[bytes]:
+def perfetto(run: Run, lost: Iterable[Span] | None = None) -> Iterator[bytes]:
     """The pieces of a Chrome trace file: a process for the run, a thread for each node.
 
     A message is a short slice where it was sent, one where it arrived, and a flow arrow between.
@@ -245,10 +248,12 @@ def _events(span: Span) -> Iterator[dict[str, Any]]:
         name = f"lost {span.name}" if span.kind == "lost" else span.name
         yield {**base, "ph": "i", "s": "t", "tid": span.node + 1, "ts": start_us, "name": name,
                "args": told}  # fmt: skip
-    elif span.kind == "fault":
-        # Faults of a kind may overlap, which only asynchronous slices may.
+    elif span.kind in ("fault", "compute", "transfer"):
+        # These may overlap on one node, which only asynchronous slices may.
         told = plain(span.values) or {}
-        key = f"{span.name}-{span.start_ns}-{span.node}"
+        if span.kind == "transfer":
+            told = {"from": span.node, "to": span.to, "size_B": span.size_B}
+        key = f"{span.name}-{span.start_ns}-{span.node}-{span.to}"
         yield {**base, "ph": "b", "tid": span.node + 1, "ts": start_us, "id": key,
                "name": span.name, "args": told}  # fmt: skip
         yield {**base, "ph": "e", "tid": span.node + 1, "ts": end_us, "id": key,

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from orrery.base.errors import DeadlineExceeded, DiskError, Refused
-from orrery.parts import Node, cost, rpc
+from orrery.parts import Mail, Node, Swarm, cost, rpc
 
 
 class Chatter(Node):
@@ -87,3 +87,26 @@ class Hauler(Node):
                 await self.disk.fsync("log")
         except DiskError as error:
             self.emit(disk=str(error))
+
+
+class Rumour(Swarm):
+    """A rumour among agents that are rows of arrays: the vectorised tier."""
+
+    def start(self) -> None:
+        self.knows = np.zeros(self.n, dtype=bool)
+        self.knows[0] = True
+
+    def step(self, mail: Mail) -> Mail | None:
+        if len(mail):
+            self.knows[mail.dst] = True
+        self.emit(know=int(self.knows.sum()))
+        tellers = np.flatnonzero(self.knows & self.alive)
+        if self.idle():
+            return None
+        return Mail(tellers, self.rng.integers(0, self.n, len(tellers)), word=np.int8(1))
+
+    def revived(self, agents: np.ndarray[Any, Any]) -> None:
+        self.knows[agents] = False
+
+    def idle(self) -> bool:
+        return bool(self.knows[self.alive].all())

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from types import ModuleType
 
 from orrery.base import rand
@@ -32,6 +33,7 @@ def load(name: str | None = None) -> ModuleType:
                 f"the C kernel was not built ({error}); install a C compiler and the Python "
                 "headers, then reinstall orrery"
             ) from None
+        _tell_once()
         return kernel_py
     if not hasattr(_kernel, "Stream"):
         # The C core draws words; the distributions are the Python ones, so both kernels agree.
@@ -39,8 +41,15 @@ def load(name: str | None = None) -> ModuleType:
     return _kernel  # type: ignore[no-any-return]
 
 
-def missing_line() -> str | None:
-    """One line to print when the slower kernel is in use, else None."""
-    if load().NAME == "c" or os.environ.get("ORRERY_KERNEL") == "python":
-        return None
-    return "orrery: the C kernel was not built here, so the slower pure-Python kernel is in use"
+_told = False
+
+
+def _tell_once() -> None:
+    """One line, once a process, so that nobody wonders why a run is slow."""
+    global _told
+    if not _told:
+        _told = True
+        print(
+            "orrery: the C kernel was not built here, so the slower pure-Python kernel is in use",
+            file=sys.stderr,
+        )

@@ -387,7 +387,10 @@ class Kernel(Sending):
                 else:  # a handler that never waits and wants no sender: the common short path
                     buffer.extend((when, seq, src, dst, slot.mark, size))
                     try:
-                        result = slot.fn(hosts[dst], *args)
+                        if slot.n_params == 1:  # a call with a star costs a tuple more
+                            result = slot.fn(hosts[dst], args[0])
+                        else:
+                            result = slot.fn(hosts[dst], *args)
                     except Exception as error:
                         self._refuse(dst, slot, call, error)
                     else:

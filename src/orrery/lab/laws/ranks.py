@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from typing import Any
 
 import numpy as np
@@ -29,7 +29,7 @@ class AllKinds(Worker):
     async def main(self) -> None:
         x = numbers(self.rank, self.items, self.dtype, self.nan)
         root = 1 % self.size
-        calls = {
+        calls: dict[str, Callable[[], Awaitable[Any]]] = {
             "all_reduce": lambda: self.sum(x),
             "reduce_scatter": lambda: self.reduce_scatter(x),
             "all_gather": lambda: self.all_gather(x),

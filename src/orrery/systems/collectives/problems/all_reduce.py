@@ -118,7 +118,7 @@ class AllReduce(Problem):
                 kind="ranks_differ", evidence={n: v["digest"] for n, v in ends.items()},
                 message=f"round {number}: {len(kinds)} different sums among {len(ends)} ranks",
             )]  # fmt: skip
-        error, allowed = self._error(number, size, ends)
+        error, allowed = _error(ends), self._allowed(size)
         if error > allowed:
             return [Violation(
                 kind="wrong_sum", evidence={"error": error, "allowed": allowed},
@@ -126,23 +126,11 @@ class AllReduce(Problem):
                         f"rounding explains {allowed:.3g}")]  # fmt: skip
         return []
 
-    def _error(self, number: int, size: int, ends: dict[int, Any]) -> tuple[float, float]:
-        """(largest deviation as a part of the magnitudes, what is allowed)."""
-        seen = [values["total"] for values in ends.values() if "total" in values]
-        truth, magnitude = reference(self.data_seed, number, size, self.items, self.dtype)
+    def _allowed(self, size: int) -> float:
+        """What rounding explains in any order of adding, and the tolerance; as `deviation`."""
         kind = np.dtype(self.dtype)
         rounding = size * float(np.finfo(kind).eps) / 2 if kind.kind == "f" else 0.0
-        allowed = rounding + self.tolerance
-        if not seen:
-            return 0.0, allowed
-        total = np.frombuffer(seen[0], kind)
-        if total.size != truth.size:
-            return float("inf"), allowed
-        if not truth.size:
-            return 0.0, allowed
-        off = np.abs(total.astype(truth.dtype) - truth)
-        # The smallest normal number keeps a sum of zeros from dividing by nothing.
-        return float(np.max(off / np.maximum(magnitude, 1e-300))), allowed
+        return rounding + self.tolerance
 
     def _check_bytes(
         self, outcome: Outcome, number: int, size: int, ends: dict[int, Any]
@@ -178,7 +166,7 @@ class AllReduce(Problem):
             sent = [values["sent_B"] for values in ends.values()]
             busiest.append(max(sent))
             all_sent.append(sum(sent))
-            errors.append(self._error(number, size, ends)[0])
+            errors.append(_error(ends))
         time_s = float(np.mean(took)) if took else outcome.seconds
         whole_B = self.items * np.dtype(self.dtype).itemsize
         return {
@@ -198,7 +186,7 @@ class AllReduce(Problem):
 
 
 class Reducer(Worker):
-    """A rank that does nothing but all-reduce; rank 0 shows its sum to the checker."""
+    """A rank that does nothing but all-reduce; rank 0 holds the sum against the truth."""
 
     items: Whole = 0
     dtype: Dtype = "float32"
@@ -226,12 +214,32 @@ class Reducer(Worker):
         await self.barrier(tag="between rounds")
         began_s, before_B = self.now, self.sent_B
         total = await self.sum(array)
-        shown = {"total": total.tobytes()} if self.rank == 0 else {}
+        ended_s = self.now
+        # One rank compares with the truth for all, since equal digests are equal sums.
+        truth = {"error": deviation(total, self, number)} if self.rank == 0 else {}
         digest = hashlib.blake2b(total.tobytes(), digest_size=8).hexdigest()
         self.emit(
-            round=number, rank=self.rank, began_s=began_s, ended_s=self.now, digest=digest,
-            sent_B=self.sent_B - before_B, **shown,
+            round=number, rank=self.rank, began_s=began_s, ended_s=ended_s, digest=digest,
+            sent_B=self.sent_B - before_B, **truth,
         )  # fmt: skip
+
+
+def deviation(total: Array, rank: Reducer, number: int) -> float:
+    """How far a sum is off at most, as a part of the sum of magnitudes."""
+    truth, magnitude = reference(rank.data_seed, number, rank.size, rank.items, rank.dtype)
+    if total.dtype != np.dtype(rank.dtype) or total.shape != truth.shape:
+        return float("inf")
+    if not truth.size:
+        return 0.0
+    off = np.abs(total.astype(truth.dtype) - truth)
+    # Where all arrays are zero, so must be the sum; there is nothing to divide by.
+    part = off / np.where(magnitude > 0, magnitude, 1.0)
+    return float("inf") if np.isnan(part).any() else float(part.max())
+
+
+def _error(ends: dict[int, Any]) -> float:
+    """The deviation that a rank reported in a round, if the round got so far."""
+    return max((values["error"] for values in ends.values() if "error" in values), default=0.0)
 
 
 def data(seed: int, number: int, rank: int, items: int, dtype: str) -> Array:
@@ -245,10 +253,11 @@ def data(seed: int, number: int, rank: int, items: int, dtype: str) -> Array:
 @functools.lru_cache(maxsize=4)
 def reference(seed: int, number: int, size: int, items: int, dtype: str) -> tuple[Array, Array]:
     """(the true sum, the sum of magnitudes) in float64, or in int64 for integers."""
-    wide = np.int64 if np.dtype(dtype).kind == "i" else np.float64
-    truth, magnitude = np.zeros(items, wide), np.zeros(items, np.float64)
+    wide = np.dtype("int64" if np.dtype(dtype).kind == "i" else "float64")
+    truth: Array = np.zeros(items, wide)
+    magnitude: Array = np.zeros(items, np.float64)
     for rank in range(size):
-        array = data(seed, number, rank, items, dtype).astype(wide)
-        truth += array
-        magnitude += np.abs(array)
+        array: Array = data(seed, number, rank, items, dtype).astype(wide)
+        truth = truth + array
+        magnitude = magnitude + np.abs(array)
     return truth, magnitude
