@@ -167,10 +167,10 @@ def _laggards(rng: Stream) -> Storm:
 
 def _members(rng: Stream) -> Storm:
     """Members leave and come back while nodes crash and links fail."""
-    faults = weather(rng, 4, 0.05, 0.8) + cuts(rng, 4, (0.1, 0.5), 0.5)
+    faults = weather(rng, 4, 0.05, 0.8) + cuts(rng, 4, (0.15, 0.5), 0.05)
     faults += crashes(rng, 4, 3, (0.05, 0.5))
     world = World.lan(4).with_faults(*faults)
-    return world, ReplicatedStore(changes=4), {"snapshot_entries": 15}
+    return world, ReplicatedStore(changes=8), {"snapshot_entries": 15}
 
 
 def _power(rng: Stream) -> Storm:

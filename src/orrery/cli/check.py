@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -15,7 +14,6 @@ from orrery.cli.common import (
     answer,
     complete_built,
     complete_room,
-    keep_world,
     leave,
     new_app,
     note_kernel,
@@ -71,7 +69,6 @@ def command(
     with bar("check") as advance:
 
         def step(cell: Any, stored: Any) -> None:
-            keep_world(Path(stored.folder), cell.world)
             advance(f"{cell.name}, seed {cell.seed}", 1)
 
         found = [check(each, record=record, jobs=jobs, progress=step) for each in ids]

@@ -7,7 +7,6 @@ import math
 import os
 import sys
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
 import typer
@@ -135,23 +134,6 @@ def note_kernel() -> None:
     from orrery.engines.virtual.kernel import load
 
     load()
-
-
-def keep_world(folder: Path, world: Any) -> None:
-    """Put the world beside the run, so that `orrery replay` needs no more than the folder.
-
-    The run is whole without it; where it cannot be written, replay asks for --world.
-    """
-    target = folder / "world.json"
-    if target.exists():
-        return
-    temp = folder / f".world-{os.getpid()}"
-    with contextlib.suppress(OSError):
-        try:
-            temp.write_text(to_json(world.to_data()), encoding="utf-8")
-            os.replace(temp, target)
-        finally:
-            temp.unlink(missing_ok=True)
 
 
 def unit_value(name: str, value: float, units: Any) -> str:

@@ -16,7 +16,6 @@ from orrery.cli.common import (
     answer,
     complete_problem,
     complete_world,
-    keep_world,
     leave,
     new_app,
     note_kernel,
@@ -95,7 +94,6 @@ def command(
     with bar(f"compare {problem}", total) as advance:
 
         def step(cell: Any, stored: Any) -> None:
-            keep_world(Path(stored.folder), cell.world)
             advance(f"{cell.name}, seed {cell.seed}", 1)
 
         found = compare(
@@ -103,14 +101,19 @@ def command(
         )
     if world is not None:
         found.world = world
+    document = _document(found, report)
+    where = world or f"its own world of {place.size} nodes"
+    answer(document, as_json, lambda: _show(found, document, where))
+    leave(_code(found, adaptive=seeds is None))
+
+
+def _document(found: Comparison, report: Path | None) -> dict[str, Any]:
     document = found.to_json()
     if report is not None:
         from orrery.lab import report as reports
 
         document["report"] = str(reports.write(found, report))
-    where = world or f"its own world of {place.size} nodes"
-    answer(document, as_json, lambda: _show(found, document, where))
-    leave(_code(found, adaptive=seeds is None))
+    return document
 
 
 def _code(found: Comparison, adaptive: bool) -> int:

@@ -15,7 +15,6 @@ from orrery.cli.common import (
     complete_built,
     complete_problem,
     complete_world,
-    keep_world,
     leave,
     new_app,
     note_kernel,
@@ -137,7 +136,6 @@ def make_run(
     if engine != "virtual" and store.has(spec_id(spec)):
         store.rm(spec_id(spec))  # a real run is never the same twice: the newest one is kept
     id = store.save(made, spec)
-    keep_world(store.runs / id, world)
     return made, id, str(store.runs / id)
 
 

@@ -50,11 +50,11 @@ def _knobs(entry: Entry) -> list[dict[str, Any]]:
 
 def knob_rows(cls: Any) -> list[dict[str, Any]]:
     """The knobs of a part or problem, for tables and JSON."""
-    from orrery.parts.knobs import _say, knob_types
+    from orrery.parts.knobs import knob_types, say_type
 
     types = knob_types(cls)
     return [
-        {"knob": name, "default": default, "takes": _say(types[name]) if name in types else ""}
+        {"knob": name, "default": default, "takes": say_type(types[name]) if name in types else ""}
         for name, default in cls._knob_defaults.items()
     ]
 

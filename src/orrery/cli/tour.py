@@ -19,7 +19,6 @@ from orrery.cli.common import (
     VIOLATED,
     Json,
     answer,
-    keep_world,
     leave,
     new_app,
     note_kernel,
@@ -155,7 +154,6 @@ def play(stage: Stage, seed: int) -> tuple[Run, dict[str, Any]]:
         stage.part, problem=stage.problem, world=stage.world, seed=seed, name=stage.system
     )
     id = store.save(made, spec)
-    keep_world(store.runs / id, stage.world)
     size = stage.world.size
     return made, {
         "system": stage.system, "question": stage.question, "nodes": size, "id": id,

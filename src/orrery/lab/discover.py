@@ -240,7 +240,15 @@ def load(id: str) -> type:
     if not entry.built:
         raise UsageError(f"{entry.id} is planned: {Path(entry.path).name} has no module beside it")
     module = _import(entry.module)
-    return _the_part(module, entry)
+    return _clean(_the_part(module, entry))
+
+
+def _clean(cls: type) -> type:
+    """The class, if its source shows no leak of the wall clock, `random`, threads or sockets."""
+    from orrery.lab.leaks import refuse
+
+    refuse(cls)
+    return cls
 
 
 def _the_part(module: ModuleType, entry: Entry) -> type:
@@ -294,7 +302,7 @@ def _load_by_path(text: str) -> type:
     if not (inspect.isclass(cls) and issubclass(cls, Part)):
         known = [each.__name__ for each in parts_in(module, Part, type(None))]
         raise UsageError(f"{place} has no part {name!r}; {did_you_mean(name, known)}")
-    return cls
+    return _clean(cls)
 
 
 def _import_here(name: str) -> ModuleType:

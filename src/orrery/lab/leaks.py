@@ -1,9 +1,9 @@
 """Leaks: whatever lets the outside into a part, so that a seed no longer decides its run.
 
 Three ways to find them, from the cheapest to the surest. `lint` reads the source of a part: wall
-clocks, `random`, `uuid`, threads, sockets, the order of sets. `watch` (in `orrery.lab.watch`) sees
-them happen in a run and names the line. `examine` compares runs that must be equal, among them one
-in wire mode, and names the first event that is not.
+clocks, `random`, `uuid`, threads, sockets, the order of sets. `orrery.lab.watch` sees them
+happen in a run and names the line. `orrery.lab.determinism.examine` compares runs that must be
+equal, among them one in wire mode, and names the first event that is not.
 """
 
 from __future__ import annotations

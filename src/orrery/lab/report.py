@@ -98,8 +98,11 @@ def _assemble(
     body: list[str] = [page.header(title, _lead(runs, compared))]
     body.append(page.verdicts(_verdicts(runs, compared)))
     body += [_comparison(each) for each in compared]
+    for problem in dict.fromkeys(item.problem for item in runs):
+        # Runs of different problems share no metrics, so each problem has a table of its own.
+        alike = [item for item in runs if item.problem == problem]
+        body.append(_metrics(alike, "Results" if len(alike) == len(runs) else problem))
     if runs:
-        body.append(_metrics(runs))
         body.append(page.grid(_run_charts(runs)))
     for caption, picture in drawn:
         body.append(page.figure(picture, caption, wide=True))
@@ -203,7 +206,7 @@ def _worth_drawing(one: Comparison) -> list[str]:
     return drawable[:MOST_CHARTS]
 
 
-def _metrics(runs: Sequence[Item]) -> str:
+def _metrics(runs: Sequence[Item], title: str) -> str:
     names = list(dict.fromkeys(name for item in runs for name in item.metrics))
     if len(runs) == 1:
         item = runs[0]
@@ -216,7 +219,7 @@ def _metrics(runs: Sequence[Item]) -> str:
         knobs = {name: str(value) for name, value in item.knobs.items()}
         if knobs:
             body.append(page.fold(f"Knobs ({len(knobs)})", page.facts(knobs)))
-        return page.section("Results", body)
+        return page.section(title, body)
     columns: dict[str, list[str]] = {"system": [item.name for item in runs]}
     columns["problem"] = [item.problem for item in runs]
     columns["world"] = [item.world for item in runs]
@@ -232,7 +235,7 @@ def _metrics(runs: Sequence[Item]) -> str:
     body = [page.table(list(differ), lines, [], "What differs between the runs")]
     if same:
         body.append(page.fold(f"The same for all ({len(same)})", page.facts(same)))
-    return page.section("Results", body)
+    return page.section(title, body)
 
 
 def _sense(item: Item, name: str) -> list[str]:

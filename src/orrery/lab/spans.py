@@ -282,7 +282,7 @@ def _pyarrow() -> Any:
     return pyarrow
 
 
-def _write_parquet(pyarrow: Any, run: Run, lost: Iterable[Span], file: IO[bytes]) -> None:
+def _write_parquet(pyarrow: Any, run: Run, lost: Iterable[Span] | None, file: IO[bytes]) -> None:
     schema = pyarrow.schema([
         ("kind", pyarrow.dictionary(pyarrow.int32(), pyarrow.string())),
         ("name", pyarrow.dictionary(pyarrow.int32(), pyarrow.string())),

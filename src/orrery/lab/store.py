@@ -325,6 +325,8 @@ def _contents(
     }  # fmt: skip
     return {
         "spec.json": to_json({"schema": SCHEMA, "id": id, "spec": spec}),
+        # The spec holds the world's hash; with the world itself a run can be replayed anywhere.
+        "world.json": to_json(run.world.to_data()),
         "metrics.json": to_json(known),
         "violations.json": _violations(run),
         "environment.json": to_json(environment),

@@ -334,6 +334,8 @@ def compact(nodes: Sequence[int]) -> Nodes:
     >>> compact([3, 4, 5]), compact([4, 3])
     (range(3, 6), (4, 3))
     """
+    if isinstance(nodes, range) and nodes.step == 1:
+        return nodes
     ids = tuple(nodes)
     run = range(ids[0], ids[0] + len(ids)) if ids else range(0)
     return run if ids == tuple(run) else ids

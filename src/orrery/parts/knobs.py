@@ -140,7 +140,7 @@ def check_knob(path: str, value: Any, kind: Any, *, text: bool = False) -> Any:
                 return msgspec.json.decode(value.encode(), type=kind)
             except msgspec.MsgspecError:
                 pass
-        raise KnobError(path, f"{value!r} does not fit: {e}", f"give {_say(kind)}") from None
+        raise KnobError(path, f"{value!r} does not fit: {e}", f"give {say_type(kind)}") from None
     except TypeError:
         return value  # a type outside the codec's world (a callable, a protocol): taken as it is
 
@@ -150,7 +150,11 @@ def _holds_parts(kind: Any) -> bool:
     return isinstance(plain, type) and issubclass(plain, Part)
 
 
-def _say(kind: Any) -> str:
+_WORDS = {int: "a whole number", float: "a number", str: "text", bool: "true or false"}
+
+
+def say_type(kind: Any) -> str:
+    """A type as a person would name it, with its bounds."""
     if typing.get_origin(kind) is Annotated:
         base, *metas = typing.get_args(kind)
         bounds = [
@@ -160,5 +164,5 @@ def _say(kind: Any) -> str:
             for field, sign in (("gt", ">"), ("ge", ">="), ("lt", "<"), ("le", "<="))
             if getattr(meta, field) is not None
         ]
-        return " and ".join([f"a {base.__name__}", *bounds])
-    return f"a {getattr(kind, '__name__', str(kind))}"
+        return " ".join([say_type(base), " and ".join(bounds)]).rstrip()
+    return _WORDS.get(kind) or f"a {getattr(kind, '__name__', str(kind))}"

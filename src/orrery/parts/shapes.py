@@ -31,7 +31,7 @@ class Policy(Part):
 
 
 class Routine(Part):
-    """A computation on data: `policy(*inputs)`. Never waits.
+    """A computation on data: `routine(*inputs)`. Never waits.
 
     A subclass writes `__call__`, a slow and obvious `reference` that it must equal, `samples(rng)`
     that gives input tuples, and, where it declares its cost, `work(*inputs)`.

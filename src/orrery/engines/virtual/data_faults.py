@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from orrery.engines.virtual.network_faults import NetworkFaults
@@ -157,7 +158,7 @@ class DataFaults(NetworkFaults):
         for node in self._nodes(effect):
             strategies = self._lies[effect.place, node]
             self._traffic.add_liar(node, effect, strategies)
-            ends.append(lambda node=node: self._traffic.remove_liar(node, effect))  # type: ignore[misc]
+            ends.append(partial(self._traffic.remove_liar, node, effect))
             if any(type(s).on_compute is not byzantine.Strategy.on_compute for s in strategies):
                 ends.append(self._tap(node, (None, _computed(strategies, effect))))
             if "twins" in fault.strategies:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from orrery.base.errors import PartError
+from orrery.parts.groups import compact
 from orrery.parts.node import Peers
 from orrery.parts.shapes import work_of
 
@@ -96,7 +97,7 @@ class HostMethods:
         if found is None:
             cast = self._engine.cast
             part = cast[self._index][1]
-            found = tuple(node for node, (_, other) in enumerate(cast) if other is part)
+            found = compact([node for node, (_, other) in enumerate(cast) if other is part])
             bound._fellows = found  # type: ignore[attr-defined]
         return found
 

@@ -11,9 +11,9 @@ class Tree(Collective):
     """Reduce up a binomial tree and broadcast down it (Thakur, Rabenseifner and Gropp, 2005).
 
     "Optimization of collective communication operations in MPICH". An all-reduce takes
-    2 ceil(log2 n) latencies and moves the whole array in each step: the best for small arrays on
-    many ranks, and far from it for large ones. At each node of the tree the lower ranks stand on
-    the left, so the order of the reduction is fixed by n.
+    at most 2 ceil(log2 n) latencies and moves the whole array in each step: good for small arrays
+    on many ranks, and far from the best for large ones. At each node of the tree the lower ranks
+    stand on the left, so the order of the reduction is fixed by n.
 
     Gather, scatter, all-to-all and scan are direct.
 

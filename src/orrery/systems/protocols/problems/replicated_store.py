@@ -150,7 +150,8 @@ class ReplicatedStore(Problem):
         jobs = [person.work() for person in people]
         trial = Trial(history, healed_s, 0.0, 0.0)
         if self.changes:
-            jobs.append(self._change_members(driver, trial))
+            # Two at once and in no accord, so that changes meet other changes under way.
+            jobs += [self._change_members(driver, trial) for _ in range(2)]
         await driver.all(*jobs)
         trial.work_ended_s = driver.now
         if driver.now < healed_s:
@@ -179,11 +180,11 @@ class ReplicatedStore(Problem):
         everyone = tuple(driver.nodes)
         rng = Stream.keyed(driver.rng.word())
         for _ in range(self.changes):
-            await driver.sleep(rng.uniform(0.5, 1.5) * self.ops * self.think_s / self.changes)
+            await driver.sleep(rng.uniform(0.0, 1.0) * self.ops * self.think_s / self.changes)
             lost = rng.choice(everyone)
             fewer = tuple(node for node in everyone if node != lost)
             for members in (fewer, everyone) if len(everyone) > 1 else ():
-                trial.changes += await _reconfigure(driver, members, self.op_s)
+                trial.changes += await _reconfigure(driver, members, self.attempt_s)
                 await driver.sleep(rng.uniform(0.0, 2.0) * self.think_s)
 
     async def _restore_members(self, driver: Driver) -> None:
