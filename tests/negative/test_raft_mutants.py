@@ -28,12 +28,12 @@ SURVIVORS: dict[str, str] = {
     "more than the leader between, who must have cut off the entries acknowledged",
     "base_forgets_the_vote": "needs a vote, a snapshot and a crash before a second candidate of "
     "the same term is heard",
-    "commits_what_it_has_not_checked": "the leader goes back exactly to the first conflict, so what "
-    "follows the entries of a message is cut off or matches; only a slower way back shows it",
+    "commits_what_it_has_not_checked": "the leader goes back exactly to the first conflict, so "
+    "what follows the entries of a message is cut off or matches; only a slower way back shows it",
     "counts_votes_of_old_terms": "needs a vote that is late by a whole election, for a candidate "
     "that runs again without the poll having told it otherwise",
-    "votes_in_old_terms": "the candidate of an old term no longer counts the vote; the voter's term "
-    "goes back, but it must then meet a second candidate of the newer term",
+    "votes_in_old_terms": "the candidate of an old term no longer counts the vote; the voter's "
+    "term goes back, but it must then meet a second candidate of the newer term",
 }
 """Mutants that no checker finds in these storms, each with the reason."""
 

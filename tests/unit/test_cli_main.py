@@ -189,11 +189,13 @@ def test_letters_that_the_terminal_lacks_are_replaced():
     assert "coverage" in out
 
 
-def test_the_slower_kernel_is_told_on_stderr_only(monkeypatch):
-    monkeypatch.setattr("orrery.engines.virtual.kernel.missing_line", lambda: "a slower kernel")
+def test_the_slower_kernel_is_told_once_on_stderr_only(monkeypatch):
+    monkeypatch.setitem(sys.modules, "orrery.engines.virtual._kernel", None)  # as if never built
+    monkeypatch.delattr("orrery.engines.virtual._kernel", raising=False)
+    monkeypatch.setattr("orrery.engines.virtual.kernel._told", False)
     told = cli("run", "flood", "--problem", "broadcast:values=1,settle_s=0.1", "--json")
     assert told.code == 0
-    assert "a slower kernel" in told.err
+    assert told.err.count("slower pure-Python kernel is in use") == 1
     assert told.json["violations"] == []
 
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from functools import cached_property
+from dataclasses import dataclass, field, replace
+from math import gcd
 
 from orrery.base.errors import SpecError, UsageError, did_you_mean
 from orrery.systems.protocols.taco.forms import (
@@ -43,7 +43,7 @@ class Rule:
     changes: tuple[tuple[str, int], ...] = ()
     resets: tuple[str, ...] = ()
 
-    @cached_property
+    @property
     def delta(self) -> dict[str, int]:
         return dict(self.changes)
 
@@ -88,6 +88,10 @@ class Automaton:
     inits: Formula
     rules: tuple[Rule, ...]
     properties: tuple[Property, ...] = ()
+    # What follows is worked out once, from what stands above.
+    live_rules: tuple[Rule, ...] = field(default=(), init=False, compare=False, repr=False)
+    guard_forms: tuple[Linear, ...] = field(default=(), init=False, compare=False, repr=False)
+    why_not_monotone: str = field(default="", init=False, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         _check_names(self)
@@ -100,6 +104,10 @@ class Automaton:
             for case in each.cases:
                 _only(self, f"specifications.{each.name}", case.before, known)
                 _only(self, f"specifications.{each.name}", case.bad, known)
+        live = tuple(rule for rule in self.rules if not rule.idle)
+        object.__setattr__(self, "live_rules", live)
+        object.__setattr__(self, "guard_forms", _guard_forms(self))
+        object.__setattr__(self, "why_not_monotone", _why_not_monotone(self))
 
     def property_named(self, name: str) -> Property:
         """A property by name; of one alone, "" will do."""
@@ -112,35 +120,6 @@ class Automaton:
                 return each
         known = [each.name for each in self.properties]
         raise UsageError(f"{self.name} has no property {name!r}; {did_you_mean(name, known)}")
-
-    @cached_property
-    def live_rules(self) -> tuple[Rule, ...]:
-        """The rules that change something."""
-        return tuple(rule for rule in self.rules if not rule.idle)
-
-    @cached_property
-    def guard_forms(self) -> tuple[Linear, ...]:
-        """The forms over shared variables that guards compare with thresholds, in lowest terms."""
-        found: dict[Linear, None] = {}
-        for rule in self.live_rules:
-            for atom in atoms(rule.guard):
-                split = split_atom(self, atom)
-                if split.form.terms:
-                    found[split.form] = None
-        return tuple(found)
-
-    @cached_property
-    def why_not_monotone(self) -> str:
-        """Which rule takes a compared count down, or "" where none does."""
-        for rule in self.live_rules:
-            for form in self.guard_forms:
-                if any(name in rule.resets for name in form.names):
-                    return f"rule {rule.name} resets a variable of the guard over {form}"
-                if form_delta(form, rule) < 0:
-                    return f"rule {rule.name} takes {form} down"
-            if any(amount < 0 for _, amount in rule.changes):
-                return f"rule {rule.name} decrements a variable"
-        return ""
 
     @property
     def monotone(self) -> bool:
@@ -181,7 +160,7 @@ def split_atom(automaton: Automaton, atom: Atom) -> Split:
     rest = atom.form - counted
     if not counted.terms:
         return Split(Linear(), 1, rest.times(-1), True)
-    divisor = _gcd([factor for _, factor in counted.terms])
+    divisor = gcd(*(factor for _, factor in counted.terms))
     rises = counted.terms[0][1] > 0
     if rises:
         form = Linear(tuple((name, k // divisor) for name, k in counted.terms))
@@ -197,10 +176,29 @@ def form_delta(form: Linear, rule: Rule) -> int:
     return sum(factor * rule.delta.get(name, 0) for name, factor in form.terms)
 
 
-def _gcd(numbers: list[int]) -> int:
-    from math import gcd
+def _guard_forms(automaton: Automaton) -> tuple[Linear, ...]:
+    """The forms over shared variables that guards compare with thresholds, in lowest terms."""
+    found: dict[Linear, None] = {}
+    for rule in automaton.live_rules:
+        for atom in atoms(rule.guard):
+            split = split_atom(automaton, atom)
+            if split.form.terms:
+                found[split.form] = None
+    return tuple(found)
 
-    return gcd(*(abs(number) for number in numbers))
+
+def _why_not_monotone(automaton: Automaton) -> str:
+    """Which rule takes a count down, or "" where none does."""
+    for rule in automaton.live_rules:
+        if rule.resets:
+            return f"rule {rule.name} resets {rule.resets[0]}"
+        for name, amount in rule.changes:
+            if amount < 0:
+                return f"rule {rule.name} decrements {name}"
+        for form in automaton.guard_forms:
+            if form_delta(form, rule) < 0:
+                return f"rule {rule.name} takes {form} down"
+    return ""
 
 
 # -- what an automaton must be
