@@ -13,13 +13,13 @@ LEAST_FOUND = 0.9
 
 QUICK: dict[str, range] = {
     "dropped_fsync": range(4),
-    "half_is_a_majority": range(6),
+    "half_is_a_majority": range(22, 23),
     "votes_twice": range(4),
     "own_entry_counts_before_disk": range(12, 16),
     "accepts_old_leaders": range(5, 8),
     "never_replaces_entries": range(4),
     "snapshot_not_restored": range(4),
-    "no_sessions": range(8, 12),
+    "no_sessions": range(12, 14),
 }
 """Mutants of every part of the source, each with a short range of seeds in which it is found."""
 

@@ -5,6 +5,7 @@ import sys
 import numpy as np
 import pytest
 
+from orrery import run
 from orrery.base.errors import DeadlineExceeded, FaultError, PartError, PlatformLacks, UsageError
 from orrery.engines.processes import ProcessEngine
 from orrery.engines.virtual.engine import Engine
@@ -445,3 +446,20 @@ def test_a_problem_may_act_alone():
         outcome = engine({}, world=World.lan(3), problem=Alone(), part="thing").run(5)
         assert outcome.driven == ([0, 1, 2], 3, "thing")
         assert outcome.alive == [True] * 3
+
+
+class Verbose(Node):
+    """Emits more at once than a pipe holds."""
+
+    async def main(self):
+        for i in range(3):
+            self.emit(blob=b"x" * 400_000, i=i)
+        self.emit(last=self.id)
+
+
+def test_large_emits_arrive_whole_and_in_order():
+    done = run(Verbose(), world=World.lan(2), engine="processes", until_s=1.0)
+    for node in (0, 1):
+        mine = [r.values for r in done.records if r.node == node]
+        assert [v.get("i", "last") for v in mine] == [0, 1, 2, "last"]
+        assert all(len(v["blob"]) == 400_000 for v in mine[:3])

@@ -31,6 +31,8 @@ from orrery.world.processors import Cost, Processors
 NODES = 3
 SMALL_B, LARGE_B, HUGE_B = 1 << 10, 128 << 10, 2 << 20
 SIZES = (SMALL_B, LARGE_B, HUGE_B)
+# Records are small, and must fit into what the line to the parent holds.
+REPORT_SIZES = (SMALL_B, 16 << 10)
 # A wire that costs nothing: on one machine the bytes cost processor time alone.
 NO_WIRE_BPS = 1e15
 
@@ -252,9 +254,8 @@ class Probing(Problem):
 
     async def _reports(self, driver: Driver) -> dict[str, float]:
         found: dict[str, float] = {}
-        for size_B in SIZES:
-            count = max(self.effort.count(size_B) // 3, 2)
-            gap_s = 0.0005 + size_B * 10e-9
+        for size_B in REPORT_SIZES:
+            count, gap_s = max(self.effort.calls // 3, 2), 0.001
             before = time.process_time()
             _, cpu_0, _ = await self._cost(driver, driver.ask(0, Probe.shout, size_B, count, gap_s))
             found[f"report_{size_B}"] = cpu_0 / count
@@ -349,14 +350,12 @@ def processors_of(samples: Samples, cores: int) -> Processors:
     # A transfer ends with a small message from its receiver to its sender.
     out = {size_B: m[f"give_cpu_{size_B}"] - receive.fixed_s for size_B in SIZES}
     taken = {size_B: m[f"take_cpu_{size_B}"] - send.fixed_s for size_B in SIZES}
-    sync_s = m[f"sync_cpu_{SMALL_B}"] - m[f"write_{SMALL_B}"]
+    syncs = {size_B: m[f"sync_cpu_{size_B}"] - m[f"write_{size_B}"] for size_B in SIZES}
     return Processors(
         cores=cores, send=send, receive=receive,
         transfer_out=_cost_of(out), transfer_in=_cost_of(taken),
         write=_cost_of({size_B: m[f"write_{size_B}"] for size_B in SIZES}),
-        sync=Cost(fixed_s=max(sync_s, 0.0)),
-        report=_cost_of({size_B: m[f"report_{size_B}"] for size_B in SIZES}),
-        hear=_cost_of({size_B: m[f"hear_{size_B}"] for size_B in SIZES}),
+        sync=_cost_of(syncs), report=_line_of(m, "report"), hear=_line_of(m, "hear"),
         large_B=float(LARGE_B),
     )  # fmt: skip
 
@@ -369,6 +368,14 @@ def _cost_of(seconds: dict[int, float]) -> Cost:
         fixed_s=max(small_s - per_B_s * SMALL_B, 0.0), per_B_s=per_B_s,
         large_per_B_s=max(huge_s - large_s, 0.0) / (HUGE_B - LARGE_B),
     )  # fmt: skip
+
+
+def _line_of(m: dict[str, float], name: str) -> Cost:
+    """A fixed cost and one slope through the two sizes of records."""
+    low_B, high_B = REPORT_SIZES
+    low_s, high_s = m[f"{name}_{low_B}"], m[f"{name}_{high_B}"]
+    per_B_s = max(high_s - low_s, 0.0) / (high_B - low_B)
+    return Cost(fixed_s=max(low_s - per_B_s * low_B, 0.0), per_B_s=per_B_s)
 
 
 def usable_cores() -> int:
@@ -463,7 +470,7 @@ def _source(samples: Samples) -> str:
 
 def _spread(samples: Samples, size_B: int) -> str:
     told = []
-    for name in ("ping_cpu", "receive", "give_cpu", "take_cpu", "write", "report", "hear"):
+    for name in ("ping_cpu", "receive", "give_cpu", "take_cpu", "write", "sync_cpu"):
         found = figure(name, "s", "", samples[f"{name}_{size_B}"])
         told.append(f"{name} {found.value * 1e6:.0f}±{(found.hi - found.lo) / 2 * 1e6:.0f}")
     return ", ".join(told)
@@ -506,11 +513,10 @@ def figures(samples: Samples, world: World) -> list[Figure]:
 
 def cost_figures(samples: Samples) -> list[Figure]:
     """What each operation costs a processor, at each size that was measured."""
-    names = ("ping_cpu", "receive", "give_cpu", "take_cpu", "write", "sync_cpu", "report", "hear")
-    return [
-        figure(f"{name}_{size_B}", "s", "processor seconds", samples[f"{name}_{size_B}"])
-        for name in names for size_B in SIZES
-    ]  # fmt: skip
+    names = ("ping_cpu", "receive", "give_cpu", "take_cpu", "write", "sync_cpu")
+    keys = [f"{name}_{size_B}" for name in names for size_B in SIZES]
+    keys += [f"{name}_{size_B}" for name in ("report", "hear") for size_B in REPORT_SIZES]
+    return [figure(key, "s", "processor seconds", samples[key]) for key in keys]
 
 
 __all__ = [

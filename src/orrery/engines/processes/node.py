@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import os
+import select
 import signal
 import socket
 import sys
@@ -50,8 +51,15 @@ class ChildPlace(Place):
 
     def say(self, *words: Any) -> None:
         """Write to the parent, at once and whole."""
-        payload = values.pack(words)
-        self._line.sendall(wire.frame(payload, CONTROL_B, "what a node emits"))
+        framed = wire.frame(values.pack(words), CONTROL_B, "what a node emits")
+        left = memoryview(framed)
+        while left:
+            try:
+                left = left[self._line.send(left) :]
+            except BlockingIOError:
+                # The event loop made the line non-blocking; a full one is waited for here, so that
+                # what was emitted before a crash is never half written.
+                select.select([], [self._line], [], 1.0)
 
     def emit(self, time_s: float, node: int, values: dict[str, Any]) -> None:
         self.say("emit", time_s, node, values)

@@ -164,9 +164,10 @@ class ChargedDisk(VirtualDisk):
 
     async def fsync(self, name: str) -> None:
         cores = self._cores
-        end_ns = cores.work(self._index, cores.spec.sync, 0, beside=True)
+        dirty_B = self._dirty_B.pop(name, 0)
+        end_ns = cores.work(self._index, cores.spec.sync, dirty_B, beside=True)
         await cores.until(self._index, end_ns)
-        await cores.until(self._index, cores.flush(self._dirty_B.pop(name, 0)))
+        await cores.until(self._index, cores.flush(dirty_B))
         await super().fsync(name)
 
 

@@ -121,6 +121,16 @@ def _inner(part: Formula) -> str:
     return f"({part})"
 
 
+def not_negative(form: Linear) -> Formula:
+    """`form >= 0`, or its truth where that is plain: every name stands for a number from nought."""
+    factors = [factor for _, factor in form.terms]
+    if form.constant >= 0 and all(factor > 0 for factor in factors):
+        return TRUE
+    if form.constant < 0 and all(factor < 0 for factor in factors):
+        return FALSE
+    return Atom(form)
+
+
 def compare(left: Linear, sign: str, right: Linear) -> Formula:
     """A comparison as atoms.
 
@@ -130,17 +140,17 @@ def compare(left: Linear, sign: str, right: Linear) -> Formula:
     more, less, one = left - right, right - left, Linear.number(1)
     match sign:
         case ">=":
-            return Atom(more)
+            return not_negative(more)
         case ">":
-            return Atom(more - one)
+            return not_negative(more - one)
         case "<=":
-            return Atom(less)
+            return not_negative(less)
         case "<":
-            return Atom(less - one)
+            return not_negative(less - one)
         case "==":
-            return both(Atom(more), Atom(less))
+            return both(not_negative(more), not_negative(less))
         case _:
-            return either(Atom(more - one), Atom(less - one))
+            return either(not_negative(more - one), not_negative(less - one))
 
 
 def both(*parts: Formula) -> Formula:
@@ -168,7 +178,7 @@ def either(*parts: Formula) -> Formula:
 def negate(formula: Formula) -> Formula:
     """The opposite, with the negation inside the atoms."""
     if isinstance(formula, Atom):
-        return Atom(formula.form.times(-1) - Linear.number(1))
+        return not_negative(formula.form.times(-1) - Linear.number(1))
     if isinstance(formula, All):
         return either(*(negate(part) for part in formula.parts))
     return both(*(negate(part) for part in formula.parts))
