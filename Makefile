@@ -25,8 +25,8 @@ run: install
 	$(ORRERY) tour
 
 test: install
-	$(VENV)/bin/ruff check src tests examples bench setup.py
-	$(VENV)/bin/ruff format --check src tests examples bench setup.py
+	$(VENV)/bin/ruff check src tests examples bench docs setup.py
+	$(VENV)/bin/ruff format --check src tests examples bench docs setup.py
 	$(VENV)/bin/mypy
 	$(VENV)/bin/lint-imports --no-logo 2>/dev/null || $(VENV)/bin/lint-imports
 	$(PY) -m pytest -m "not slow" -n 2

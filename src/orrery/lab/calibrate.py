@@ -219,8 +219,8 @@ class Probing(Problem):
 
     async def _messages(self, driver: Driver) -> dict[str, float]:
         found: dict[str, float] = {}
-        idle = await self._cost(driver, driver.sleep(0.05))
-        found["idle"] = idle[1] / 0.05
+        _, _, idle_s = await self._cost(driver, driver.sleep(0.1))
+        found["idle"] = idle_s / 0.1
         for size_B in SIZES:
             count = self.effort.count(size_B)
             asks = driver.ask(0, Probe.pings, 1, size_B, count)
@@ -275,7 +275,8 @@ class Probing(Problem):
         return found
 
     async def _arithmetic(self, driver: Driver) -> dict[str, float]:
-        flops, copied_Bps = await driver.ask(0, Probe.arithmetic, 512, 16 << 20)
+        # On a node whose costs are not asked for: threads of a product spin for a while after it.
+        flops, copied_Bps = await driver.ask(2, Probe.arithmetic, 512, 16 << 20)
         return {"core_flops": flops, "memory_Bps": copied_Bps}
 
     async def _cost(self, driver: Driver, what: Any) -> tuple[Any, float, float]:
@@ -445,7 +446,8 @@ def _world(
     )  # fmt: skip
     process = like.replace(
         cores=1, cpu_flops=m["core_flops"], memory_Bps=m["memory_Bps"],
-        idle_W=like.idle_W / share, active_W=like.active_W / share, disk=disk,
+        nic_Bps=None, disk=disk,
+        idle_W=like.idle_W / share, active_W=like.active_W / share,
         source=f"measured: one core of {spec.cores}; power is the catalogue's laptop's",
     )  # fmt: skip
     return World.lan(

@@ -97,14 +97,35 @@ def judge(outcome: Outcome, problem: Problem | None, monitors: Sequence[Monitor]
     for monitor in monitors:
         violations += monitor.violations()
         metrics.update(monitor.metrics())
+    violations, noticed = _against_budget(outcome, violations)
     return Run(
         metrics=metrics, violations=violations, digest=outcome.digest, seconds=outcome.seconds,
         events=outcome.events, spans=outcome.spans, seed=outcome.seed, engine=outcome.engine,
         ended=outcome.ended, part=outcome.part, problem=problem, world=outcome.world,
         messages=outcome.messages, bytes=outcome.bytes, records=outcome.records,
         units=dict(problem.metrics) if problem is not None else {}, decisions=decisions,
-        extra={**outcome.extra, "energy_J": outcome.energy_J, "money": outcome.money},
+        extra={**outcome.extra, **noticed, "energy_J": outcome.energy_J, "money": outcome.money},
     )  # fmt: skip
+
+
+def _against_budget(
+    outcome: Outcome, violations: list[Violation]
+) -> tuple[list[Violation], dict[str, Any]]:
+    """In a world with more faults than the part tolerates, silence is what is wrong.
+
+    Such a run tests the checker: what it finds is expected and goes to `extra["noticed"]`, and a
+    run in which it finds nothing has the violation `unnoticed`.
+    """
+    if not getattr(outcome.world, "over_budget", False):
+        return violations, {}
+    if violations:
+        return [], {"noticed": violations}
+    silent = Violation(
+        kind="unnoticed",
+        message="the faults exceed what the part tolerates, yet no checker noticed anything; "
+        "inject more, or mend the checker",
+    )
+    return [silent], {}
 
 
 def check_call(
