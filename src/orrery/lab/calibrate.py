@@ -135,6 +135,15 @@ class Probe(Worker):
             await self.recv(rank)
 
     @rpc
+    async def pass_on(self, size_B: int, count: int) -> None:
+        """Arrays to the next rank while others come from the one before: all ranks are busy."""
+        array = np.zeros(size_B, np.uint8)
+        for _ in range(count):
+            sent = self.spawn(self.send((self.rank + 1) % self.size, array, tag="on"))
+            await self.recv((self.rank - 1) % self.size, tag="on")
+            await sent
+
+    @rpc
     async def shout(self, size_B: int, count: int, gap_s: float) -> None:
         """Emit records."""
         for _ in range(count):
@@ -247,9 +256,12 @@ class Probing(Problem):
                 )
                 return took
 
-            took, cpu_0, cpu_1 = await self._cost(driver, both())
-            found[f"move_{size_B}"] = p50(took)
-            found[f"give_cpu_{size_B}"], found[f"take_cpu_{size_B}"] = cpu_0 / count, cpu_1 / count
+            found[f"move_{size_B}"] = p50(await both())
+            passing = driver.all(
+                *(driver.ask(node, Probe.pass_on, size_B, count) for node in driver.nodes)
+            )
+            _, cpu_0, cpu_1 = await self._cost(driver, passing)
+            found[f"pass_cpu_{size_B}"] = (cpu_0 + cpu_1) / 2 / count
         return found
 
     async def _reports(self, driver: Driver) -> dict[str, float]:
@@ -348,13 +360,13 @@ def processors_of(samples: Samples, cores: int) -> Processors:
     send = _cost_of(
         {size_B: m[f"ping_cpu_{size_B}"] - receive.fixed_s for size_B in SIZES}
     )  # fmt: skip
-    # A transfer ends with a small message from its receiver to its sender.
-    out = {size_B: m[f"give_cpu_{size_B}"] - receive.fixed_s for size_B in SIZES}
-    taken = {size_B: m[f"take_cpu_{size_B}"] - send.fixed_s for size_B in SIZES}
+    # Who passes arrays on sends one, takes one in, and sends and gets a small message for each.
+    note_s = send.fixed_s + receive.fixed_s
+    half = _cost_of({size_B: (m[f"pass_cpu_{size_B}"] - note_s) / 2 for size_B in SIZES})
     syncs = {size_B: m[f"sync_cpu_{size_B}"] - m[f"write_{size_B}"] for size_B in SIZES}
     return Processors(
         cores=cores, send=send, receive=receive,
-        transfer_out=_cost_of(out), transfer_in=_cost_of(taken),
+        transfer_out=half, transfer_in=half,
         write=_cost_of({size_B: m[f"write_{size_B}"] for size_B in SIZES}),
         sync=_cost_of(syncs), report=_line_of(m, "report"), hear=_line_of(m, "hear"),
         large_B=float(LARGE_B),
@@ -472,7 +484,7 @@ def _source(samples: Samples) -> str:
 
 def _spread(samples: Samples, size_B: int) -> str:
     told = []
-    for name in ("ping_cpu", "receive", "give_cpu", "take_cpu", "write", "sync_cpu"):
+    for name in ("ping_cpu", "receive", "pass_cpu", "write", "sync_cpu"):
         found = figure(name, "s", "", samples[f"{name}_{size_B}"])
         told.append(f"{name} {found.value * 1e6:.0f}±{(found.hi - found.lo) / 2 * 1e6:.0f}")
     return ", ".join(told)
@@ -515,7 +527,7 @@ def figures(samples: Samples, world: World) -> list[Figure]:
 
 def cost_figures(samples: Samples) -> list[Figure]:
     """What each operation costs a processor, at each size that was measured."""
-    names = ("ping_cpu", "receive", "give_cpu", "take_cpu", "write", "sync_cpu")
+    names = ("ping_cpu", "receive", "pass_cpu", "write", "sync_cpu")
     keys = [f"{name}_{size_B}" for name in names for size_B in SIZES]
     keys += [f"{name}_{size_B}" for name in ("report", "hear") for size_B in REPORT_SIZES]
     return [figure(key, "s", "processor seconds", samples[key]) for key in keys]

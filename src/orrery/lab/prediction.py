@@ -317,6 +317,18 @@ def _others(before: tuple[float, float, float], after: tuple[float, float, float
     return min(max(all_s - own_s, 0.0) / max(wall_s, 1e-9), float(usable_cores()))
 
 
+def wait_for_quiet(patience_s: float, most_cores: float = 0.2) -> bool:
+    """Wait until other work uses less than this; False when it still does after `patience_s`."""
+    until_s = time.monotonic() + patience_s
+    while True:
+        before = _busy()
+        time.sleep(0.25)
+        if _others(before, _busy()) <= most_cores:
+            return True
+        if time.monotonic() >= until_s:
+            return False
+
+
 def quietest(samples: Iterable[Sample], count: int) -> list[Sample]:
     """The runs that other work disturbed least; their own values have no say."""
     return sorted(samples, key=lambda sample: sample.others_cores)[:count]
@@ -328,9 +340,13 @@ def compare_points(
     *,
     repeats: int = 5,
     tries: int | None = None,
+    patience_s: float = 10.0,
     on_row: Callable[[Row], None] | None = None,
 ) -> list[Row]:
-    """Foretell and measure each point: of `tries` runs the `repeats` quietest count."""
+    """Foretell and measure each point: of `tries` runs the `repeats` quietest count.
+
+    Each run waits up to `patience_s` for a moment at which nothing else is busy.
+    """
     tries = 2 * repeats if tries is None else tries
     if not 2 <= repeats <= tries:
         raise UsageError(f"repeats={repeats}, tries={tries}: give 2 <= repeats <= tries")
@@ -338,8 +354,11 @@ def compare_points(
     for point in chosen:
         # Foretold first, so that nothing measured can leak into it.
         predicted = predict(point, world)
-        kept = quietest([observe(point, seed) for seed in range(1, tries + 1)], repeats)
-        rows.append(judge_row(point, predicted, kept))
+        seen = []
+        for seed in range(1, tries + 1):
+            wait_for_quiet(patience_s)
+            seen.append(observe(point, seed))
+        rows.append(judge_row(point, predicted, quietest(seen, repeats)))
         if on_row is not None:
             on_row(rows[-1])
     return rows

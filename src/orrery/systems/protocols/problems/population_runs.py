@@ -18,7 +18,7 @@ from orrery.systems.protocols.problems.population_tables import EARLIER, LATER, 
 
 SCHEDULERS = ("random", "biased")
 # How many configurations may be explored to prove that a consensus which never rests will last.
-PROOF = 20_000
+PROOF = 2_000
 MOST_AGENTS = 20_000_000
 
 
@@ -104,7 +104,7 @@ def simulate(
     """Run a word until its consensus is proved to last, or the budget of interactions is spent.
 
     The proof is exact: either no meeting can change anything any more, or everything that can
-    still be reached (up to 20,000 configurations) has the same consensus. "biased" is an adversary
+    still be reached (up to 2,000 configurations) has the same consensus. "biased" is an adversary
     that stays fair: for half of the time it lets only one random half of the agents meet, for
     example to keep a stale witness away from those that it misled.
     """
