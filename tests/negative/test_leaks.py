@@ -103,7 +103,7 @@ def test_the_source_shows_it(name, tmp_path):
 @pytest.mark.parametrize("name", SEEN)
 def test_a_watched_run_shows_it_with_node_and_time(name, tmp_path):
     part, path, lines = plant(tmp_path, **SEEN[name])
-    _, found = run_watched(load(part)(), world=World.lan(3), until_s=0.1)
+    _, found = run_watched(load(part, lint=False)(), world=World.lan(3), until_s=0.1)
     assert {(each.path, each.line) for each in found} == {(path, line) for line in lines}
     assert found[0].node in (0, 1, 2)
     assert found[0].time_s == pytest.approx(0.01)
@@ -115,7 +115,13 @@ def test_a_strict_run_ends_at_the_leak(name, kernel, tmp_path):
     part, _, lines = plant(tmp_path, **SEEN[name])
     try:
         with pytest.raises(LeakError, match=rf":{lines[0]}: .*node 0 at 0.010000000 s"):
-            run_watched(load(part)(), strict=True, world=World.lan(3), until_s=0.1, kernel=kernel)
+            run_watched(
+                load(part, lint=False)(),
+                strict=True,
+                world=World.lan(3),
+                until_s=0.1,
+                kernel=kernel,
+            )
     except OrreryError as error:
         if "C kernel" not in str(error):
             raise
@@ -145,7 +151,7 @@ def test_the_source_shows_order_hashes_addresses_and_shared_state(leak, tmp_path
     found = [each for each in lint(path) if each.level == "leak"]
     assert {each.line for each in found} == set(lines)
     with pytest.raises(LeakError, match=rf"{lines[0]}"):
-        refuse(load(part))
+        refuse(load(part, lint=False))
 
 
 def case_of(part, n=3):
@@ -171,7 +177,7 @@ def test_a_second_run_in_one_process_names_what_the_first_left_behind(tmp_path):
     found = verify_determinism(1, cases=[case_of(part)])
     assert found["mismatches"] > 0
     assert "second time" in found["first_divergence"]["between"][1]
-    _, seen = run_watched(load(part)(), world=World.lan(3), until_s=0.1)
+    _, seen = run_watched(load(part, lint=False)(), world=World.lan(3), until_s=0.1)
     assert [each.what for each in seen] == [
         "Leaky.total outlives the nodes, and the run changed it"
     ]
@@ -205,7 +211,7 @@ def test_a_part_that_swallows_the_error_is_still_told(tmp_path):
     """
     part, _, lines = plant(tmp_path, imports="import time", body=body)
     with pytest.raises(LeakError, match=rf":{lines[0]}: time.time is the wall clock"):
-        run_watched(load(part)(), strict=True, world=World.lan(3), until_s=0.1)
+        run_watched(load(part, lint=False)(), strict=True, world=World.lan(3), until_s=0.1)
 
 
 def test_asyncio_is_seen_in_the_source_and_ends_the_run(tmp_path):
@@ -213,16 +219,18 @@ def test_asyncio_is_seen_in_the_source_and_ends_the_run(tmp_path):
     part, path, lines = plant(tmp_path, **leak)
     assert [each.line for each in lint(path)] == lines
     with pytest.raises(OrreryError, match=r"asyncio|event loop"):
-        run(load(part)(), world=World.lan(3), until_s=0.1)
+        run(load(part, lint=False)(), world=World.lan(3), until_s=0.1)
 
 
 def test_a_clean_part_is_clean_in_every_way(tmp_path):
     part, path, _ = plant(tmp_path, body='words = sorted({"x", "y", str(self.rng.below(9))})')
-    assert lint(path) == [] and lint_all(load(part)) == []
+    assert lint(path) == [] and lint_all(load(part, lint=False)) == []
     before = sys.getprofile()
-    made, found = run_watched(load(part)(), strict=True, world=World.lan(3), until_s=0.1)
+    made, found = run_watched(
+        load(part, lint=False)(), strict=True, world=World.lan(3), until_s=0.1
+    )
     assert found == [] and sys.getprofile() is before
-    assert made.digest == run(load(part)(), world=World.lan(3), until_s=0.1).digest
+    assert made.digest == run(load(part, lint=False)(), world=World.lan(3), until_s=0.1).digest
     assert examine(case_of(part)) == []
 
 
@@ -247,3 +255,10 @@ def test_a_file_that_is_not_python_is_named(tmp_path):
         lint(path)
     with pytest.raises(OrreryError, match=r"none.py: cannot be read"):
         lint(tmp_path / "none.py")
+
+
+@pytest.mark.parametrize("name", SEEN)
+def test_a_leaking_part_is_refused_when_it_loads(name, tmp_path):
+    part, _, lines = plant(tmp_path, **SEEN[name])
+    with pytest.raises(LeakError, match=rf"{lines[0]}"):
+        load(part)

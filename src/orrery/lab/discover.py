@@ -232,23 +232,25 @@ def of_problem(problem: str) -> list[Entry]:
     return [entry for entry in entries() if entry.problem == problem and entry.built]
 
 
-def load(id: str) -> type:
-    """The part class of an entry's id, or of `module:Class` (a dotted name or a .py file)."""
-    if ":" in id:
-        return _load_by_path(id)
+def load(id: str, *, lint: bool = True) -> type:
+    """The part class of an entry's id, or of `module:Class` (a dotted name or a .py file).
+
+    A part whose source leaks is refused; `lint=False` is for those who look for leaks themselves.
+    """
+    found = _load_by_path(id) if ":" in id else _load_by_id(id)
+    if lint:
+        from orrery.lab.leaks import refuse
+
+        refuse(found)
+    return found
+
+
+def _load_by_id(id: str) -> type:
     entry = find(id)
     if not entry.built:
         raise UsageError(f"{entry.id} is planned: {Path(entry.path).name} has no module beside it")
     module = _import(entry.module)
-    return _clean(_the_part(module, entry))
-
-
-def _clean(cls: type) -> type:
-    """The class, if its source shows no leak of the wall clock, `random`, threads or sockets."""
-    from orrery.lab.leaks import refuse
-
-    refuse(cls)
-    return cls
+    return _the_part(module, entry)
 
 
 def _the_part(module: ModuleType, entry: Entry) -> type:
@@ -302,7 +304,7 @@ def _load_by_path(text: str) -> type:
     if not (inspect.isclass(cls) and issubclass(cls, Part)):
         known = [each.__name__ for each in parts_in(module, Part, type(None))]
         raise UsageError(f"{place} has no part {name!r}; {did_you_mean(name, known)}")
-    return _clean(cls)
+    return cls
 
 
 def _import_here(name: str) -> ModuleType:

@@ -174,9 +174,11 @@ def random_case(rng: Stream, ops: int, processes: int = 3, keys: int = 2, fresh:
     """A history of sessions that read from replicas which apply writes in their own order.
 
     `disorder` is the chance that a replica puts a write anywhere but last, and that a session
-    changes its replica; `fresh` that a written value is new. So some histories keep every promise
-    and some break each of them.
+    changes its replica; `fresh` that a written value is new. In one history of three the reads
+    answer anything at all that was written. So some keep every promise and some break each.
     """
+    if rng.random() < 1 / 3:
+        return _wild_case(rng, ops, processes, keys, fresh)
     logs: list[list[tuple[int, int]]] = [[] for _ in range(2)]  # (key, value) as applied
     waiting: list[list[tuple[int, int]]] = [[] for _ in range(2)]
     home = [p % 2 for p in range(processes)]
@@ -206,6 +208,23 @@ def random_case(rng: Stream, ops: int, processes: int = 3, keys: int = 2, fresh:
                 logs[at].insert(spot, item)
     settled = _random_tail(rng, made)
     return case_of(made, settled, _random_overlap(rng, made))
+
+
+def _wild_case(rng: Stream, ops: int, processes: int, keys: int, fresh: float) -> Case:
+    """Operations whose reads answer any value that is written to the key, before or after."""
+    made: list[Plain] = []
+    values: dict[str, list[int | None]] = {f"k{key}": [START] for key in range(keys)}
+    count = 0
+    for _ in range(ops):
+        p, key = rng.below(processes), f"k{rng.below(keys)}"
+        if rng.random() < 0.5:
+            count = count + 1 if count == 0 or rng.random() < fresh else count
+            values[key].append(count)
+            made.append((p, "write", key, count))
+        else:
+            made.append((p, "read", key, START))
+    made = [(p, f, key, rng.choice(values[key]) if f == "read" else v) for p, f, key, v in made]
+    return case_of(made, _random_tail(rng, made), _random_overlap(rng, made))
 
 
 def _random_tail(rng: Stream, ops: Sequence[Plain]) -> tuple[int, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 
 import numpy as np
@@ -62,6 +63,13 @@ class LocalGraph:
                         beyond.append(u)
             edge = beyond
         return found
+
+    def changed_ids(self, ids: Ints) -> LocalGraph:
+        """The same graph and tapes with other identifiers."""
+        made = copy.copy(self)
+        made.ids = check_ids(ids, self.n)
+        made.bits = max(self.bits, int(made.ids.max()).bit_length())
+        return made
 
     def changed(self, ids: Ints, tapes: Words, more: list[tuple[int, int]]) -> LocalGraph:
         """The same graph with other identifiers and tapes, and with more edges at the last ports.
