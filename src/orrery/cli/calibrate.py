@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import os
-import platform
-import shutil
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -16,11 +14,10 @@ from orrery.cli.progress import bar
 from orrery.cli.table import print_table
 
 if TYPE_CHECKING:
-    from orrery.cli.measure import Figure
+    from orrery.lab.calibrate import Figure
     from orrery.world import World
 
 app = new_app()
-MIB = 1 << 20
 
 
 @app.command("calibrate")
@@ -39,8 +36,9 @@ def command(
 ) -> None:
     """Measure this machine and write it down as a world, with error bars.
 
-    Loopback latency and bandwidth, fsync and writing, flop/s and memory bandwidth. What cannot be
-    measured here (power, price) keeps the figures of the catalogue's laptop, and says so.
+    Three processes speak over the loopback: what messages, arrays, writes and syncs cost the
+    processors, latency, fsync, flop/s and memory bandwidth. What cannot be measured here (power,
+    price) keeps the figures of the catalogue's laptop, and says so.
 
     \b
     Examples:
@@ -52,16 +50,15 @@ def command(
     check_number("--nodes", nodes, 1, 100_000)
     if output is not None and (output.suffix != ".toml" or not output.parent.is_dir()):
         raise UsageError(f"-o {output}: name a .toml file in a folder that exists")
-    place = folder if folder is not None else Path.cwd()
-    if not place.is_dir():
-        raise UsageError(f"--disk {place}: no such folder")
-    figures = measure_all(place, quick)
-    world = make_world(figures, nodes, place)
-    text = note(figures) + world.to_toml()
+    if folder is not None and not folder.is_dir():
+        raise UsageError(f"--disk {folder}: no such folder")
+    world, figures, costs = measure_all(nodes, folder, quick)
+    text = note([*figures, *costs]) + world.to_toml()
     path = _write(output, text) if output is not None else None
     document = {
         "path": str(path) if path else None, "hash": world.hash,
-        "measures": {each.name: each._asdict() for each in figures}, "world": world.to_data(),
+        "measures": {each.name: each._asdict() for each in figures},
+        "costs": {each.name: each._asdict() for each in costs}, "world": world.to_data(),
     }  # fmt: skip
 
     def show() -> None:
@@ -86,57 +83,23 @@ def _unit(figure: Figure) -> str:
     return {"B/s": "Bps", "flop/s": ""}.get(figure.unit, figure.unit)
 
 
-def measure_all(place: Path, quick: bool) -> list[Figure]:
-    """Every figure of this machine, one after the other, so that none disturbs another."""
-    from orrery.cli import measure
+def measure_all(
+    nodes: int, folder: Path | None, quick: bool
+) -> tuple[World, list[Figure], list[Figure]]:
+    """(the world of `nodes` processes here, its figures, what each operation costs)."""
+    from orrery.lab.calibrate import FULL, QUICK, at_size, cost_figures, figures, measure, solve
+    from orrery.lab.probe import STEPS, usable_cores
 
-    rounds, size_B = (4, 8 * MIB) if quick else (10, 64 * MIB)
-    found: list[Figure] = []
-    with bar("calibrate", 3) as advance:
-        found += measure.loopback(rounds, size_B)
-        advance("loopback", 1)
-        found += measure.disk(place, rounds, size_B)
-        advance("disk", 1)
-        found += measure.processor(rounds, 256 if quick else 1024, size_B)
-        advance("processor", 1)
-    return found
-
-
-def make_world(figures: list[Figure], nodes: int, place: Path) -> World:
-    """The world of `nodes` processes on this machine, an equal share of it for each."""
-    from orrery.cli.measure import memory_B
-    from orrery.world import World, machine
-
-    value = {each.name: each.value for each in figures}
-    cores = os.cpu_count() or 1
-    share = min(nodes, cores)
-    like = machine("laptop")
-    told = "; ".join(each.text() for each in figures if each.name in ("core_flops", "memory_Bps"))
-    disk = like.disk.replace(
-        fsync_s=value["fsync_s"], write_Bps=value["write_Bps"],
-        capacity_B=shutil.disk_usage(place).total,
-        source="; ".join(e.text() for e in figures if e.name in ("fsync_s", "write_Bps"))[:900]
-        + "; latency_s and read_Bps are the catalogue's",
-    )  # fmt: skip
-    process = like.replace(
-        cores=max(cores // share, 1), cpu_flops=value["core_flops"] * max(cores // share, 1),
-        memory_B=(memory_B() or like.memory_B) // share, memory_Bps=value["memory_Bps"] / share,
-        nic_Bps=value["bandwidth_Bps"], idle_W=like.idle_W / share, active_W=like.active_W / share,
-        disk=disk, source=f"measured, shared by {share}: {told}; power is the catalogue's laptop's",
-    )  # fmt: skip
-    network: dict[str, Any] = {
-        "latency_s": value["latency_s"], "bandwidth_Bps": value["bandwidth_Bps"],
-        "jitter": round(value["jitter"], 4),
-    }  # fmt: skip
-    title = f"this machine: {platform.system()} {platform.machine()}, {cores} cores"
-    return World.lan(
-        nodes, machine="process", machines={"process": process}, title=title, **network
-    )
+    effort = QUICK if quick else FULL
+    with bar("calibrate", len(STEPS) * (effort.repeats + 1)) as advance:
+        samples = measure(effort, folder, lambda what: advance(what, 1))
+    world = at_size(solve(samples, usable_cores(), folder), nodes)
+    return world, figures(samples, world), cost_figures(samples)
 
 
 def note(figures: list[Figure]) -> str:
     """The head of the file: every figure with its error bars."""
-    lines = ["# This machine as `orrery calibrate` found it; mean [95 % interval] unit."]
+    lines = ["# This machine as `orrery calibrate` found it; median ± half of the 95 % interval."]
     lines += [f"# {each.text()}" for each in figures]
     return "\n".join(lines) + "\n\n"
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 import resource
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 import msgspec
@@ -19,7 +18,8 @@ import numpy as np
 
 from orrery.base.errors import DeadlineExceeded, Refused, UsageError
 from orrery.base.violation import Violation
-from orrery.lab.calibrate import at_size, usable_cores
+from orrery.lab.calibrate import at_size
+from orrery.lab.probe import machine_busy_s, others_cores, usable_cores
 from orrery.lab.run import run
 from orrery.lab.stats import mean_interval, p50
 from orrery.parts import Count, Driver, Metric, Node, Outcome, Problem, Whole, Worker, rpc
@@ -255,6 +255,8 @@ def judge_row(point: Point, predicted: float, kept: Sequence[Sample], bar: float
     """The verdict of a point: noise first, then the error.
 
     `noise` is the half-width of the 95 % interval of the repeats' mean, as a share of the median.
+    A busy machine may be slow in the same way each time, so other work counts as noise too: where
+    it used more than half the bar of the cores, the point decides nothing.
     """
     if len(kept) < 2:
         raise UsageError(f"{point.name}: {len(kept)} repeats tell no noise; give at least 2")
@@ -263,12 +265,13 @@ def judge_row(point: Point, predicted: float, kept: Sequence[Sample], bar: float
     noise = (found.hi - found.lo) / 2 / measured
     error = predicted / measured - 1
     verdict: Verdict = "within" if abs(error) <= bar else "outside"
-    if noise > bar / 2:
+    others = float(np.mean([sample.others_cores for sample in kept]))
+    if noise > bar / 2 or others / usable_cores() > bar / 2:
         verdict = "inconclusive"
     return Row(
         name=point.name, metric=point.metric, predicted=predicted, measured=measured, noise=noise,
         error=error, verdict=verdict, samples=values,
-        others_cores=float(np.mean([sample.others_cores for sample in kept])),
+        others_cores=others,
     )  # fmt: skip
 
 
@@ -287,7 +290,7 @@ def observe(point: Point, seed: int = 1) -> Sample:
         part, problem=problem, world=World.lan(point.nodes), seed=seed, engine="processes",
         raw=True, nodes_per_process=1, until_s=120.0,
     )  # fmt: skip
-    return Sample(_value(point, done), _others(before, _busy()))
+    return Sample(_value(point, done), others_cores(before, _busy()))
 
 
 def _value(point: Point, done: Any) -> float:
@@ -298,23 +301,12 @@ def _value(point: Point, done: Any) -> float:
 
 
 def _busy() -> tuple[float, float, float]:
-    """(the time, processor seconds of all processes, of ours), where the system tells."""
+    """(the time, processor seconds of all processes, of ours)."""
     own = sum(
         usage.ru_utime + usage.ru_stime
         for usage in map(resource.getrusage, (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
     )
-    try:
-        ticks = [int(word) for word in Path("/proc/stat").read_text().split("\n")[0].split()[1:9]]
-    except (OSError, ValueError):
-        return time.monotonic(), own, own
-    user, nice, system, _idle, _iowait, irq, softirq, steal = ticks
-    # One tick is a hundredth of a second in /proc, whatever the kernel's own rate.
-    return time.monotonic(), (user + nice + system + irq + softirq + steal) / 100, own
-
-
-def _others(before: tuple[float, float, float], after: tuple[float, float, float]) -> float:
-    wall_s, all_s, own_s = (b - a for a, b in zip(before, after, strict=True))
-    return min(max(all_s - own_s, 0.0) / max(wall_s, 1e-9), float(usable_cores()))
+    return time.monotonic(), machine_busy_s(), own
 
 
 def wait_for_quiet(patience_s: float, most_cores: float = 0.2) -> bool:
@@ -323,7 +315,7 @@ def wait_for_quiet(patience_s: float, most_cores: float = 0.2) -> bool:
     while True:
         before = _busy()
         time.sleep(0.25)
-        if _others(before, _busy()) <= most_cores:
+        if others_cores(before, _busy()) <= most_cores:
             return True
         if time.monotonic() >= until_s:
             return False
@@ -366,13 +358,16 @@ def compare_points(
 
 def table(rows: Sequence[Row]) -> str:
     """The rows as text."""
-    head = ("point", "predicted", "measured", "noise", "error", "verdict", "others")
-    lines = [f"{head[0]:34}{head[1]:>11}{head[2]:>11}{head[3]:>8}{head[4]:>8}  {head[5]:13}{head[6]}"]
+    lines = [
+        f"{'point':34}{'predicted':>11}{'measured':>11}{'noise':>8}{'error':>8}  "
+        f"{'verdict':14}others"
+    ]
     for row in rows:
         scale, unit = (1.0, "/s") if row.metric == "commits_per_s" else (1e3, "ms")
+        told = [f"{value * scale:>9.3g}{unit}" for value in (row.predicted, row.measured)]
         lines.append(
-            f"{row.name:34}{row.predicted * scale:>9.3g}{unit:2}{row.measured * scale:>9.3g}{unit:2}"
-            f"{row.noise:>8.0%}{row.error:>+8.0%}  {row.verdict:13}{row.others_cores:.1f} cores"
+            f"{row.name:34}{''.join(told)}{row.noise:>8.0%}{row.error:>+8.0%}  "
+            f"{row.verdict:14}{row.others_cores:.1f} cores"
         )
     return "\n".join(lines)
 
