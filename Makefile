@@ -10,7 +10,7 @@ ifneq ($(wildcard ../shared/data),)
 export ORRERY_DATA ?= $(abspath ../shared/data)
 endif
 
-.PHONY: run test test-slow bench docs install clean
+.PHONY: run test test-slow bench docs ledger install clean
 
 install: $(STAMP)
 
@@ -33,6 +33,11 @@ test: install
 
 test-slow: install
 	$(PY) -m pytest -m slow
+
+# Runs the acceptance tests, slow ones too, and the claims, and writes what they found down.
+ledger: install
+	$(PY) -m pytest -m works_when --record-ledger
+	$(ORRERY) check --all --record
 
 bench: install
 	$(PY) -m bench

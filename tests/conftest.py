@@ -10,6 +10,8 @@ import pytest
 
 from orrery.engines.virtual import kernel as kernels
 
+pytest_plugins = ["tests.ledger_plugin"]
+
 HAS_C = kernels.load().NAME == "c"
 
 
