@@ -37,6 +37,7 @@ test-slow: install
 # Runs the acceptance tests, slow ones too, and the claims, and writes what they found down.
 ledger: install
 	$(PY) -m pytest -m works_when --record-ledger
+	$(PY) -m pytest tests/laws --record-ledger
 	$(ORRERY) check --all --record
 
 bench: install

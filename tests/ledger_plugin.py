@@ -3,7 +3,8 @@
 A test carries the line it proves: `@pytest.mark.works_when("raft", 3)`. A line is *met* when every
 test of it, slow ones too, ran and passed; *unmet* when one failed; and stays as it was when some of
 its tests were left out. A line that cannot be met on this machine says so on its marker:
-`works_when("x", 4, impossible_here="no accelerator")`.
+`works_when("x", 4, impossible_here="no accelerator")`. A test that runs a system on an engine says
+so with `record_property("engine", (id, engine))`.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import pytest
 outcomes = defaultdict(dict)  # (id, n) -> {node id: passed}
 wanted = {}  # (id, n) -> how many tests that line has
 impossible = {}  # (id, n) -> reason
+engines = {}  # (id, engine) -> passed
 
 
 def pytest_addoption(parser):
@@ -40,6 +42,8 @@ def pytest_collection_modifyitems(items):
 
 def pytest_runtest_logreport(report):
     for name, value in report.user_properties:
+        if name == "engine" and report.when == "call":
+            engines[tuple(value)] = report.passed
         if name != "works_when":
             continue
         id, n, reason, total = value
@@ -73,3 +77,5 @@ def pytest_sessionfinish(session):
             continue
         first = sorted(tests)[0]
         ledger.record_works_when(id, n, line.text, state, reason=reason, test=first)
+    for (id, engine), passed in sorted(engines.items()):
+        ledger.record_engine(id, engine, passed)

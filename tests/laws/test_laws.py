@@ -38,16 +38,19 @@ def test_the_shape_is_the_declared_one(entry):
 
 
 @pytest.mark.parametrize("entry", BUILT, ids=lambda entry: entry.id)
-def test_every_system_obeys_the_laws_of_its_shape(entry):
+def test_every_system_obeys_the_laws_of_its_shape(entry, record_property):
+    record_property("engine", (entry.id, "virtual"))
     part, problem = part_and_problem(entry)
     assert [str(broken) for broken in laws.check(part, problem)] == []
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("entry", BUILT, ids=lambda entry: entry.id)
-def test_every_system_obeys_them_for_more_seeds_and_on_processes(entry):
+def test_every_system_obeys_them_for_more_seeds_and_on_processes(entry, record_property):
     part, problem = part_and_problem(entry)
     engines = ("processes",) if problem is not None else ()
+    if engines:
+        record_property("engine", (entry.id, "processes"))
     found = laws.check(part, problem, seeds=range(1, 6), engines=engines)
     assert [str(broken) for broken in found] == []
 
