@@ -112,7 +112,9 @@ def kinds(part, seeds=range(3), **options) -> set[str]:
 
 
 @pytest.mark.works_when("ordinary-node", 5)
-@pytest.mark.parametrize("honest", [LargestId(), GreedyById(), GreedyMis(), ColeVishkin()], ids=repr)
+@pytest.mark.parametrize(
+    "honest", [LargestId(), GreedyById(), GreedyMis(), ColeVishkin()], ids=repr
+)
 def test_the_honest_ones_pass_in_the_same_world(honest):
     assert kinds(honest) == set()
     assert kinds(OrdinaryNode(algorithm=honest)) == set()

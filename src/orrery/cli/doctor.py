@@ -23,6 +23,8 @@ EXTRAS = {
     "fast": ("uvloop",),
     "tables": ("pyarrow",),
     "topologies": ("topohub",),
+    "verify": ("z3",),
+    "sign": ("cryptography",),
     "bench": ("simpy",),
     "test": ("pytest", "hypothesis", "mypy", "ruff", "importlinter"),
     "docs": ("markdown",),

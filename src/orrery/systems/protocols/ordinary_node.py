@@ -7,7 +7,15 @@ from typing import Any, ClassVar
 import numpy as np
 
 from orrery.base.errors import KnobError
-from orrery.systems.protocols.problems.local_rounds.graph import Ints, LocalGraph
+from orrery.systems.protocols.problems.local_rounds.graph import (
+    Ints,
+    LocalGraph,
+    all_ids,
+    check_rows,
+    id_bits,
+    instance_key,
+    some_ids,
+)
 from orrery.systems.protocols.problems.local_rounds.port import (
     LocalAlgorithm,
     Payload,
@@ -38,7 +46,7 @@ class LargestId(LocalAlgorithm):
     def send(self, state: State, port: int) -> Payload:
         return (state.fresh,)
 
-    def receive(self, state: State, inbox: list[Payload]) -> None:
+    def take(self, state: State, inbox: list[Payload]) -> None:
         heard = {each for (ids,) in inbox for each in ids}
         state.fresh = tuple(sorted(heard - state.seen))
         state.seen |= heard
@@ -61,36 +69,39 @@ class LargestId(LocalAlgorithm):
     def arrays(self, graph: LocalGraph) -> tuple[Ints, Ints]:
         """O(n log n) on a cycle, by doubling; O(edges) a round elsewhere."""
         leader = int(np.argmax(graph.ids))
-        if graph.cycle:
-            rounds = np.minimum(nearest_larger(graph.ids), nearest_larger(graph.ids[::-1])[::-1])
-        else:
-            rounds = _flooded(graph)
         outputs = np.full(graph.n, LOSER)
         outputs[leader] = LEADER
-        rounds[leader] = graph.n // 2 if graph.cycle else max(graph.distances(leader))
+        if graph.cycle:
+            return outputs, self.many(graph.ids[None, :])[0]
+        rounds = _flooded(graph)
+        rounds[leader] = max(graph.distances(leader))
         return outputs, rounds
+
+    def many(self, ids: Ints, key: int = 0) -> Ints:
+        ids = check_rows(ids)
+        rounds = np.minimum(nearest_larger(ids), nearest_larger(ids[:, ::-1])[:, ::-1])
+        return np.minimum(rounds, ids.shape[1] // 2)
 
     def bound(self, n: int, bits: int) -> int | None:
         return n // 2
 
 
 def nearest_larger(ids: Ints) -> Ints:
-    """How far ahead on the cycle the first larger identifier stands; n for the largest.
+    """How far ahead on each cycle (a row) the first larger identifier stands; n for the largest.
 
     Blocks of 2^k nodes are skipped from large to small while they hold nothing larger.
     """
-    n = len(ids)
+    n = ids.shape[1]
     tops = [ids]
     while 2 << (len(tops) - 1) < n:
         half = 1 << (len(tops) - 1)
-        tops.append(np.maximum(tops[-1], np.roll(tops[-1], -half)))
+        tops.append(np.maximum(tops[-1], np.roll(tops[-1], -half, axis=1)))
     at = np.arange(n)
-    gone = np.zeros(n, dtype=np.int64)  # so many nodes after this one are known to be smaller
+    gone = np.zeros(ids.shape, dtype=np.int64)  # so many nodes after this one are smaller
     for k in range(len(tops) - 1, -1, -1):
-        begin = (at + gone + 1) % n
-        smaller = tops[k][begin] < ids
-        gone += np.where(smaller, 1 << k, 0)
-    gone[int(np.argmax(ids))] = n - 1
+        block_top = np.take_along_axis(tops[k], (at + gone + 1) % n, axis=1)
+        gone += np.where(block_top < ids, 1 << k, 0)
+    gone[np.arange(len(ids)), np.argmax(ids, axis=1)] = n - 1
     return gone + 1
 
 
@@ -124,8 +135,9 @@ class OrdinaryNode(LocalAlgorithm):
     node waits for a message before it asks again.
 
     **Differs from the paper**: the paper proves bounds for all algorithms, here some algorithms
-    are run; nodes know n exactly and the bits of the identifiers; identifiers are 0..n - 1 (so
-    "all assignments" are the permutations); a synchroniser stands below the rounds, so that they
+    are run; nodes know n exactly and the bits of the identifiers; identifiers are a
+    permutation of n numbers in a row (so "all assignments" are the permutations), in a space of
+    about 4 n; a synchroniser stands below the rounds, so that they
     also run where messages are late or lost.
 
     >>> from orrery.systems.protocols.problems.local_rounds import cycle
@@ -156,9 +168,9 @@ class OrdinaryNode(LocalAlgorithm):
     def send(self, state: State, port: int) -> Payload:
         return self.algorithm.send(state.inner, port)
 
-    def receive(self, state: State, inbox: list[Payload]) -> None:
+    def take(self, state: State, inbox: list[Payload]) -> None:
         state.inner.round = state.round
-        self.algorithm.receive(state.inner, inbox)
+        self.algorithm.take(state.inner, inbox)
         self._pass_on(state)
 
     def _pass_on(self, state: State) -> None:
@@ -176,6 +188,18 @@ class OrdinaryNode(LocalAlgorithm):
         if not self.early:
             rounds = np.maximum(rounds, self._bound(graph.n, graph.bits))
         return outputs, rounds
+
+    def many(self, ids: Ints, key: int = 0) -> Ints:
+        rounds = self.algorithm.many(ids, key)
+        if not self.early:
+            n = rounds.shape[1]
+            rounds = np.maximum(rounds, self._bound(n, id_bits(n)))
+        return rounds
+
+    def id_averaged(self, n: int, samples: int = 0, seed: int = 0) -> float:
+        """The mean over nodes and identifiers on a cycle: over all assignments, or over samples."""
+        key = instance_key(seed, "samples")
+        return float(self.many(some_ids(n, samples, key) if samples else all_ids(n), key).mean())
 
     def bound(self, n: int, bits: int) -> int | None:
         return self.algorithm.bound(n, bits)

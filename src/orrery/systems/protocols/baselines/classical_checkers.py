@@ -58,7 +58,7 @@ class ClassicalCheckers(HistoryJudge):
             "sequential": sequentially_consistent(case.history, budget=self.budget).ok,
         }
         ops = happened(case.history)
-        maps = [source for source in reads_from(ops) if not _circular(ops, source)]
+        maps = [source for source in reads_from(ops) if not circular(ops, source)]
         for name, rule in rules.items():
             try:
                 verdicts[name] = any(rule(ops, source) for source in maps)
@@ -70,7 +70,7 @@ class ClassicalCheckers(HistoryJudge):
         """The same, with PRAM and causal memory by trying every permutation."""
         told = self(case)
         ops = happened(case.history)
-        maps = [source for source in reads_from(ops) if not _circular(ops, source)]
+        maps = [source for source in reads_from(ops) if not circular(ops, source)]
         for name, causal in (("pram", False), ("causal", True)):
             told.verdicts[name] = any(
                 all(_any_permutation(*_serial_task(ops, source, p, causal)) for p in sessions(ops))
@@ -142,7 +142,8 @@ def _happens_before(ops: list[Operation], source: ReadsFrom) -> Pairs:
     return pairs + [(w, r) for r, w in source.items() if w is not None]
 
 
-def _circular(ops: list[Operation], source: ReadsFrom) -> bool:
+def circular(ops: list[Operation], source: ReadsFrom) -> bool:
+    """Whether some operation would depend on its own effects."""
     return not _orderable(_happens_before(ops, source))
 
 

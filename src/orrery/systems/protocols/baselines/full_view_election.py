@@ -6,7 +6,11 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from orrery.systems.protocols.problems.local_rounds.graph import Ints, LocalGraph
+from orrery.systems.protocols.problems.local_rounds.graph import (
+    Ints,
+    LocalGraph,
+    check_rows,
+)
 from orrery.systems.protocols.problems.local_rounds.port import (
     LocalAlgorithm,
     Payload,
@@ -36,7 +40,7 @@ class FullViewElection(LocalAlgorithm):
     def send(self, state: State, port: int) -> Payload:
         return (state.fresh,)
 
-    def receive(self, state: State, inbox: list[Payload]) -> None:
+    def take(self, state: State, inbox: list[Payload]) -> None:
         heard = {each for (ids,) in inbox for each in ids}
         state.fresh = tuple(sorted(heard - state.seen))
         state.seen |= heard
@@ -56,6 +60,9 @@ class FullViewElection(LocalAlgorithm):
         if graph.cycle:
             return outputs, np.full(graph.n, graph.n // 2)
         return outputs, np.array([max(graph.distances(v)) for v in range(graph.n)])
+
+    def many(self, ids: Ints, key: int = 0) -> Ints:
+        return np.full(check_rows(ids).shape, np.shape(ids)[1] // 2)
 
     def bound(self, n: int, bits: int) -> int | None:
         return n // 2

@@ -1,4 +1,4 @@
-"""Greedy colouring by identifier: a node takes the least free colour after all larger neighbours."""
+"""Greedy colouring by identifier: the least colour that no larger neighbour has taken."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class GreedyById(LocalAlgorithm):
     def send(self, state: State, port: int) -> Payload:
         return ((state.me.id, state.colour),)
 
-    def receive(self, state: State, inbox: list[Payload]) -> None:
+    def take(self, state: State, inbox: list[Payload]) -> None:
         if state.said:
             return
         larger = [colour for ((other, colour),) in inbox if other > state.me.id]

@@ -46,7 +46,7 @@ class GreedyMis(LocalAlgorithm):
     def send(self, state: State, port: int) -> Payload:
         return ((*state.rank, UNKNOWN if state.answer is None else state.answer),)
 
-    def receive(self, state: State, inbox: list[Payload]) -> None:
+    def take(self, state: State, inbox: list[Payload]) -> None:
         if state.said:
             return
         larger = [row[2] for (row,) in inbox if row[:2] > state.rank]

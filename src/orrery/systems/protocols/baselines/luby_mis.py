@@ -42,7 +42,7 @@ class LubyMis(LocalAlgorithm):
         word = state.me.draw(state.round // 2)
         return ((word, state.me.id, UNKNOWN if state.answer is None else state.answer),)
 
-    def receive(self, state: State, inbox: list[Payload]) -> None:
+    def take(self, state: State, inbox: list[Payload]) -> None:
         if state.said:
             return
         rows = [row for (row,) in inbox]

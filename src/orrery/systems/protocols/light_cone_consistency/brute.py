@@ -84,9 +84,7 @@ def _depends(
     return pairs
 
 
-def _keeps(
-    order: Sequence[int], pairs: set[tuple[int, int]], config: Config, cone: Cone
-) -> bool:
+def _keeps(order: Sequence[int], pairs: set[tuple[int, int]], config: Config, cone: Cone) -> bool:
     place = {at: n for n, at in enumerate(order)}
     if config.time == "real_time" and any(
         cone.ret[one] < cone.call[two] and place[one] > place[two]

@@ -78,6 +78,11 @@ class LightCone(HistoryJudge):
         for _ in range(12):
             yield (random_case(rng, 2 + rng.below(4), processes=2),)
 
+    def verdicts(self, case: Case) -> dict[str, bool | None]:
+        """Every named model, without the search for a counter-example."""
+        cone = Cone(case)
+        return {name: explains(cone, config, self.budget) for name, config in NAMED.items()}
+
     def holds(self, case: Case, config: Config) -> bool | None:
         """Whether a history can be explained by one configuration, named or not."""
         return explains(Cone(case), config, self.budget)

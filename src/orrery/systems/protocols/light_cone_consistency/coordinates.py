@@ -129,13 +129,20 @@ def strongest(held: set[str]) -> tuple[str, ...]:
 
 
 def next_stronger(held: set[str], failed: set[str]) -> str:
-    """A failed model all of whose weaker failures are none: the next step up, or "" at the top."""
+    """The weakest failed model that implies the nearest one that holds, or "" at the top.
+
+    Where nothing in the table stands above the nearest one, the weakest failed model at all.
+    """
     best = strongest(held)
-    lowest = [
+    above = {n for n in failed if best and NAMED[n].implies(NAMED[best[0]])}
+    return next(iter(_weakest(above) or _weakest(failed)), "")
+
+
+def _weakest(names: set[str]) -> list[str]:
+    """The models of a set that imply no other of the set, in the order of the table."""
+    return [
         name
         for name in NAMED
-        if name in failed
-        and not any(o != name and o in failed and NAMED[name].implies(NAMED[o]) for o in NAMED)
+        if name in names
+        and not any(o != name and o in names and NAMED[name].implies(NAMED[o]) for o in NAMED)
     ]
-    above = [n for n in lowest if any(NAMED[n].implies(NAMED[b]) for b in best)]
-    return (above or lowest or [""])[0]

@@ -30,7 +30,8 @@ MOST_TEXT = 2000
 MOST_NUMBER = 100
 _TOKEN = re.compile(
     r"\s*(?:(?P<ranker>(?:[XY](?:\[[a-z]+\]|[a-z.]))+)|(?P<name>palindrome|anbncn)"
-    r"|'(?P<regex>[^']*)'|#(?P<count>[a-z])|(?P<number>\d+)|(?P<word>[a-z]+)|(?P<op>>=|[!&|()<=>:%]))"
+    r"|'(?P<regex>[^']*)'|#(?P<count>[a-z])|(?P<number>\d+)|(?P<word>[a-z]+)"
+    r"|(?P<op>>=|[!&|()<=>:%]))"
 )
 
 
@@ -203,7 +204,9 @@ def contains(formula: Formula, word: str) -> bool:
 @functools.lru_cache(maxsize=256)
 def _compiled(text: str) -> re.Pattern[str]:
     if not re.fullmatch(r"[a-z.|*+?()\[\]]*", text):
-        raise UsageError(f"language: regular expression {text!r}: use letters . [] | * + ? ( ) only")
+        raise UsageError(
+            f"language: regular expression {text!r}: use letters . [] | * + ? ( ) only"
+        )
     try:
         return re.compile(text)
     except re.error as failure:

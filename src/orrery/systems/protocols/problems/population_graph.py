@@ -60,7 +60,7 @@ class Graph:
         # States get numbers of this exploration, which are smaller than the protocol's own.
         self.local = np.full(0, -1, dtype=np.int64)
         self.known: list[int] = []
-        self.me, self.other = _pairs(self.n, protocol.order)
+        self.me, self.other = _pairs(protocol, self.n)
         self.codes, self.src, self.dst, self.complete = self._search(start, most)
 
     def _number(self, states: Ints) -> Ints:
@@ -176,9 +176,11 @@ class Graph:
         return found
 
 
-def _pairs(n: int, order: str) -> tuple[Ints, Ints]:
-    pairs = [(i, j) for i in range(n) for j in range(n)
-             if i != j and (order != "+1" or abs(i - j) == 1)]  # fmt: skip
+def _pairs(protocol: Protocol, n: int) -> tuple[Ints, Ints]:
+    """Who may meet whom; in an ordered two-way protocol the earlier agent is always the first."""
+    line, by_place = protocol.order == "+1", bool(protocol.order) and not protocol.one_way
+    pairs = [(i, j) for i in range(n) for j in range(i + 1 if by_place else 0, n)
+             if i != j and (not line or abs(i - j) == 1)]  # fmt: skip
     both = np.array(pairs, dtype=np.int64).reshape(len(pairs), 2)
     return both[:, 0], both[:, 1]
 
@@ -253,7 +255,7 @@ def decides(
 def stays(protocol: Protocol, states: Ints, most: int) -> bool:
     """Whether all that is reachable has the consensus of these states; False if over `most`."""
     want = protocol.consensus(states)
-    me, other = _pairs(len(states), protocol.order)
+    me, other = _pairs(protocol, len(states))
     side = (other > me).astype(np.int64)
     seen = {states.tobytes()}
     todo = deque([states])

@@ -20,6 +20,8 @@ SCHEDULERS = ("random", "biased")
 # How many configurations may be explored to prove that a consensus which never rests will last.
 PROOF = 2_000
 MOST_AGENTS = 20_000_000
+# Below this many agents a plain loop is faster than layers of arrays.
+FEW = 2_000
 
 
 class Course(msgspec.Struct, frozen=True, kw_only=True):
@@ -54,34 +56,55 @@ def pairs_of(words: Ints, n: int, order: str) -> tuple[Ints, Ints]:
     return me, other + (other >= me)
 
 
-def play(protocol: Protocol, states: Ints, me: Ints, other: Ints) -> Ints:
-    """Play these meetings in this order, in place; gives the places in the order of outputs' changes.
+def play(protocol: Protocol, states: Ints, me: Ints, other: Ints) -> int:
+    """Play these meetings in this order, in place; gives how many it took to the last new output.
 
     Equal to a loop over the pairs, in O(pairs x layers); with n / 4 pairs about ten layers.
     """
-    n = len(states)
-    at = np.arange(len(me))
-    changed = []
-    says = protocol.says
+    if len(states) < FEW:
+        return _play_few(protocol, states, me, other)
+    at = np.arange(len(me), dtype=np.int32)
+    next_of = np.empty(len(states), dtype=np.int32)
+    last = 0
     while len(at):
-        next_of = np.empty(n, dtype=np.int64)
-        # Assigned backwards, so that the first pair of each agent is what stays.
-        next_of[me[::-1]] = at[::-1]
         both = np.empty(2 * len(at), dtype=np.int64)
         both[0::2], both[1::2] = me, other
+        # Assigned backwards, so that the first pair of each agent is what stays.
         next_of[both[::-1]] = np.repeat(at, 2)[::-1]
         ready = (next_of[me] == at) & (next_of[other] == at)
         u, v = me[ready], other[ready]
         p, q = states[u], states[v]
         fresh, told = protocol.meet((v > u).astype(np.int64), p, q)
         says = protocol.says
-        states[u], states[v] = fresh, told
-        turned = (says[fresh] != says[p]) | (says[told] != says[q])
+        states[u] = fresh
+        turned = says[fresh] != says[p]
+        if not protocol.one_way:
+            states[v] = told
+            turned |= says[told] != says[q]
         if turned.any():
-            changed.append(at[ready][turned])
+            last = max(last, int(at[ready][turned].max()) + 1)
         rest = ~ready
         me, other, at = me[rest], other[rest], at[rest]
-    return np.concatenate(changed) if changed else np.zeros(0, dtype=np.int64)
+    return last
+
+
+def _play_few(protocol: Protocol, states: Ints, me: Ints, other: Ints) -> int:
+    """The same for few agents, where arrays are slower than a loop over a memo of the table."""
+    now, memo, says = states.tolist(), protocol.memo, protocol.says
+    last = 0
+    for number, (u, v) in enumerate(zip(me.tolist(), other.tolist(), strict=True)):
+        key = (v > u, now[u], now[v])
+        made = memo.get(key)
+        if made is None:
+            fresh, told = protocol.meet(*(np.array([each], dtype=np.int64) for each in key))
+            made = memo[key] = (int(fresh[0]), int(told[0]))
+            says = protocol.says
+        if made != key[1:]:
+            if says[made[0]] != says[key[1]] or says[made[1]] != says[key[2]]:
+                last = number + 1
+            now[u], now[v] = made
+    states[:] = now
+    return last
 
 
 def play_one_by_one(protocol: Protocol, states: Ints, me: Ints, other: Ints) -> None:
@@ -118,7 +141,7 @@ def simulate(
         raise UsageError(f"{n} agents: give 1 to {MOST_AGENTS:,}")
     key = Stream(seed, "population", scheduler).key
     played = settled = drawn = 0
-    size = max(16, n // 4)
+    size = max(16, n // 4) if n >= FEW else 4 * n
     look = 0  # proofs are tried at growing distances, so that they cost a share of the run
     while True:
         agreed = protocol.consensus(states)
@@ -132,12 +155,14 @@ def simulate(
                           states=states)  # fmt: skip
         count = min(size, budget - played)
         me, other = pairs_of(block(key, drawn, count), n, protocol.order)
+        if protocol.order and not protocol.one_way:
+            me, other = np.minimum(me, other), np.maximum(me, other)
         drawn += count
         if scheduler == "biased" and (drawn // size) % 2:
             me, other = _half(me, other, key, drawn, n)
-        changes = play(protocol, states, me, other)
-        if len(changes):
-            settled = played + int(changes.max()) + 1
+        last = play(protocol, states, me, other)
+        if last:
+            settled = played + last
         played += count if scheduler == "random" else max(1, len(me))
 
 

@@ -53,6 +53,7 @@ class Protocol:
         self.index: dict[Hashable, int] = {}
         self.says: npt.NDArray[np.bool_] = np.zeros(0, dtype=bool)
         self.tables = np.full((2, 2, 0, 0), -1, dtype=np.int32)
+        self.memo: dict[tuple[bool, int, int], tuple[int, int]] = {}
         self.initial = {letter: self.number(label) for letter, label in initial.items()}
 
     @property
@@ -126,7 +127,8 @@ class Protocol:
         last = len(states) - 1 - np.unique(states[::-1], return_index=True)[1]
         me, other = (each.ravel() for each in np.meshgrid(kinds, kinds, indexing="ij"))
         i, j = (each.ravel() for each in np.indices((len(kinds), len(kinds))))
-        for side, possible in ((EARLIER, first[j] < last[i]), (LATER, last[j] > first[i])):
+        sides = ((LATER, last[j] > first[i]), (EARLIER, first[j] < last[i]))
+        for side, possible in sides[:1] if self.order and not self.one_way else sides:
             p, q = me[possible], other[possible]
             u, v = self.meet(side, p, q)
             if (u != p).any() or (v != q).any():
@@ -135,7 +137,8 @@ class Protocol:
 
     def _silent_line(self, states: Ints) -> bool:
         left, right = states[:-1], states[1:]
-        for side, p, q in ((LATER, left, right), (EARLIER, right, left)):
+        both = ((LATER, left, right), (EARLIER, right, left))
+        for side, p, q in both if self.one_way else both[:1]:
             u, v = self.meet(side, p, q)
             if (u != p).any() or (v != q).any():
                 return False

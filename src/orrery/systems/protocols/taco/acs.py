@@ -9,6 +9,7 @@ that a location must be empty is not of this kind, and is refused.
 
 from __future__ import annotations
 
+from heapq import heapify, heappop, heappush
 from itertools import product
 
 import numpy as np
@@ -22,13 +23,15 @@ from orrery.systems.protocols.taco.automaton import (
 from orrery.systems.protocols.taco.forms import Atom, Formula, cases
 from orrery.systems.protocols.taco.graph import Graph, Setting
 from orrery.systems.protocols.taco.orders import Context
-from orrery.systems.protocols.taco.paths import PathSearch
+from orrery.systems.protocols.taco.paths import PathSearch, Shape
 from orrery.systems.protocols.taco.solver import Solver
 from orrery.systems.protocols.taco.trace import Counterexample
 
 Vector = tuple[int, ...]
 # A sum that must reach more than this is left to the solver instead of being spelt out.
 MOST_SUM = 4
+# What one vector of the backward search costs, in the units of the budget.
+VECTOR_UNITS = 20
 
 
 def check_acs(automaton: Automaton, asked: Property, solver: Solver) -> Counterexample | None:
@@ -44,8 +47,8 @@ def check_acs(automaton: Automaton, asked: Property, solver: Solver) -> Countere
             starting = [automaton.locations.index(place) for place in sorted(setting.starting)]
             if not any(_covers_a_start(bases[start], starting) for start in graph.starts):
                 continue
-            live = {context for context, basis in bases.items() if len(basis)}
-            found = PathSearch(graph, live).find()
+            shapes = {c: basis.shapes(automaton.locations) for c, basis in bases.items()}
+            found = PathSearch(graph, shapes).find()
             if found is not None:
                 return found
     return None
@@ -109,17 +112,21 @@ def backward(graph: Graph, targets: list[Vector]) -> dict[Context, Basis]:
         for context, held in graph.occupied.items()
     }
     bases = {context: Basis(len(places)) for context in graph.occupied}
-    todo = [(np.array(target, dtype=np.int32), context) for context in bases for target in targets]
+    # Small vectors first: they swallow the larger ones, of which there may be very many.
+    todo = [(sum(target), target, context) for context in bases for target in targets]
+    heapify(todo)
     while todo:
-        vector, context = todo.pop()
+        _, smallest, context = heappop(todo)
+        graph.setting.solver.charge(VECTOR_UNITS)
+        vector = np.array(smallest, dtype=np.int32)
         if vector[~free[context]].any() or not bases[context].add(vector):
             continue
         for before, rule in graph.into.get(context, ()):
-            earlier = vector.copy()
+            earlier = list(smallest)
             target = index[rule.target]
             earlier[target] = max(earlier[target] - 1, 0)
             earlier[index[rule.source]] += 1
-            todo.append((earlier, before))
+            heappush(todo, (sum(earlier), tuple(earlier), before))
     return bases
 
 
@@ -139,6 +146,13 @@ class Basis:
         above = (self.rows >= vector).all(axis=1)
         self.rows = np.vstack([self.rows[~above], vector])
         return True
+
+    def shapes(self, places: tuple[str, ...]) -> list[Shape]:
+        """What a configuration must hold at least, one shape for each vector."""
+        return [
+            (tuple((place, k) for place, k in zip(places, row, strict=True) if k), ())
+            for row in self.rows.tolist()
+        ]
 
 
 def _covers_a_start(basis: Basis, starting: list[int]) -> bool:

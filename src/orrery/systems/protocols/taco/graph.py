@@ -117,4 +117,3 @@ class Graph:
                 before != after or any(self.breaking(rule) for rule in rules)):  # fmt: skip
                 found.setdefault(before, []).append(after)
         return {context: sorted(nexts) for context, nexts in found.items()}
-

@@ -14,7 +14,7 @@ from itertools import product
 from typing import Any
 
 from orrery.systems.protocols.taco.automaton import Automaton, Rule, form_delta, split_atom
-from orrery.systems.protocols.taco.forms import Atom, Formula, Linear, atoms
+from orrery.systems.protocols.taco.forms import All, Atom, Formula, Linear, atoms
 from orrery.systems.protocols.taco.solver import Solver
 
 Context = tuple[int, ...]
@@ -35,7 +35,9 @@ class Order:
     Interval 0 is where no threshold above nought is met; a threshold of rank 0 is always met.
     """
 
-    def __init__(self, thresholds: Thresholds, ranks: dict[Threshold, int], told: list[Any]) -> None:
+    def __init__(
+        self, thresholds: Thresholds, ranks: dict[Threshold, int], told: list[Any]
+    ) -> None:
         self.thresholds = thresholds
         self.rank = ranks
         self.told = told
@@ -73,7 +75,7 @@ class Order:
             threshold, rises = known
             return (context[threshold.form] >= self.rank[threshold]) == rises
         parts = [self._true(part, context) for part in guard.parts]
-        return all(parts) if type(guard).__name__ == "All" else any(parts)
+        return all(parts) if isinstance(guard, All) else any(parts)
 
     def after(self, rule: Rule, context: Context) -> Iterator[Context]:
         """The contexts in which a step may end, as far as the intervals can tell."""

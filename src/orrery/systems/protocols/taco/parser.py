@@ -364,5 +364,3 @@ class _Parser:
             fix = did_you_mean(token.text, [*among, *self.macros])
             raise self.fault(token, f"there is no {token} that could stand here", fix)
         raise self.fault(token, f"{token} stands where a number or a name must", "write one")
-
-

@@ -15,19 +15,30 @@ from orrery.systems.protocols.taco.forms import atoms, names
 from orrery.systems.protocols.taco.graph import Graph
 from orrery.systems.protocols.taco.orders import Context
 from orrery.systems.protocols.taco.smt import read_run
+from orrery.systems.protocols.taco.solver import CALL_UNITS
 from orrery.systems.protocols.taco.trace import Counterexample
 
 Path = tuple[Context, ...]
+Shape = tuple[tuple[tuple[str, int], ...], tuple[str, ...]]
+Shapes = dict[Context, list[Shape]]
+# A longer list of shapes costs the solver more than it spares.
+MOST_SHAPES = 24
 
 
 class PathSearch:
-    """Looks for a real run along the paths of a graph of contexts."""
+    """Looks for a real run along the paths of a graph of contexts.
 
-    def __init__(self, graph: Graph, live: set[Context]) -> None:
+    `shapes[c]` says what configurations of context c must look like for a bad one to follow; each
+    shape is (processes that a location must hold at least, locations that must be empty).
+    """
+
+    def __init__(self, graph: Graph, shapes: Shapes) -> None:
         setting = graph.setting
-        self.graph, self.live = graph, live
+        self.graph, self.shapes = graph, shapes
         self.solver, self.walk, self.case = setting.solver, setting.walk, setting.case
-        self.nexts = graph.onward(live)
+        self.ends = self._balanced({context for context, known in shapes.items() if known})
+        self.live = self._towards(self.ends)
+        self.nexts = graph.onward(self.live)
         self.core = self.solver.fresh()
         self.core.add(*self.walk.start(), *setting.thresholds.meaning(), *graph.order.told)
         self.core.add(self.solver.formula(self.case.before, self.walk.point(0)))
@@ -37,13 +48,42 @@ class PathSearch:
         self._within: dict[tuple[int, Context], list[Any]] = {}
         self._stretches: dict[Context, list[Rule]] = {}
 
-    def find(self, longest: int = 0) -> Counterexample | None:
-        """A run that breaks the property, or None when no path is left.
+    def _balanced(self, contexts: set[Context]) -> set[Context]:
+        """The contexts that a bad configuration may lie in, by the balance of all firings alone.
 
-        With `longest` the paths have at most so many contexts; beyond it the caller must not
-        say that there is none (`self.cut` tells).
+        However a run goes, its end is its start moved by the sum of its firings. One check for each
+        context spares the many paths that would end there in vain. A reset spoils the balance.
         """
-        length, self.cut = 1, False
+        graph, setting = self.graph, self.graph.setting
+        if any(rule.resets for rule in setting.rules):
+            return contexts
+        core = self.solver.fresh()
+        core.add(*self.walk.start(), *setting.thresholds.meaning(), *graph.order.told)
+        core.add(self.solver.formula(self.case.before, self.walk.point(0)))
+        core.add(*self.walk.balance(0, setting.rules))
+        core.add(self.solver.formula(self.case.bad, self.walk.point(1)))
+        found = set()
+        for context in sorted(contexts):
+            core.push()
+            core.add(*graph.order.within(context, self.walk.point(1)))
+            if self.solver.check(core):
+                found.add(context)
+            core.pop()
+        return found
+
+    def _towards(self, ends: set[Context]) -> set[Context]:
+        """The contexts from which one of these can be reached, within those that have a shape."""
+        live, todo = set(ends), sorted(ends)
+        while todo:
+            for before, _ in self.graph.into.get(todo.pop(), ()):
+                if before not in live and self.shapes[before]:
+                    live.add(before)
+                    todo.append(before)
+        return live
+
+    def find(self) -> Counterexample | None:
+        """A run that breaks the property, or None when no path is left."""
+        length = 1
         while True:
             self.more = False
             for start in self.graph.starts:
@@ -53,15 +93,13 @@ class PathSearch:
                         return found
             if not self.more:
                 return None
-            if length == longest:
-                self.cut = True
-                return None
             length += 1
 
     def _visit(self, path: Path, length: int) -> Counterexample | None:
         if path in self.refuted:
             return None
         context, at = path[-1], 2 * (len(path) - 1)
+        self.solver.charge(CALL_UNITS)
         self.core.push()
         try:
             self.core.add(*self._in(at, context), *self._in(at + 1, context))
@@ -95,6 +133,9 @@ class PathSearch:
 
     def _ends_badly(self, path: Path) -> Counterexample | None:
         """Whether the path, made real, can end in a configuration that breaks the property."""
+        if path[-1] not in self.ends:
+            self.more = self.more or bool(self.nexts.get(path[-1]))
+            return None
         self.paths += 1
         last = self.walk.point(2 * len(path) - 1)
         self.core.push()
@@ -135,8 +176,18 @@ class PathSearch:
     def _in(self, place: int, context: Context) -> list[Any]:
         key = (place, context)
         if key not in self._within:
-            self._within[key] = self.graph.order.within(context, self.walk.point(place))
+            values = self.walk.point(place)
+            made = self.graph.order.within(context, values)
+            known = self.shapes[context]
+            if len(known) <= MOST_SHAPES and ((), ()) not in known:
+                made.append(self.solver.any(self._shape(shape, values) for shape in known))
+            self._within[key] = made
         return self._within[key]
+
+    def _shape(self, shape: Shape, values: dict[str, Any]) -> Any:
+        least, empty = shape
+        parts = [values[name] >= count for name, count in least]
+        return self.solver.all(parts + [values[name] == 0 for name in empty])
 
     def _parameter_guards(self, place: int, rules: Sequence[Rule]) -> list[Any]:
         """Guards about parameters alone are not in the context, so they are said here."""

@@ -64,7 +64,7 @@ class Walk:
         wanted = (self.automaton.assumptions, self.automaton.inits)
         return own + self.sound(0) + [self.solver.formula(each, values) for each in wanted]
 
-    def _moves(self, place: int, rules: Sequence[Rule]) -> list[Any]:
+    def balance(self, place: int, rules: Sequence[Rule]) -> list[Any]:
         """The next configuration is this one, moved by the firings of these rules."""
         before, after, fired = self.point(place), self.point(place + 1), self.firings(place)
         made = [fired[rule.name] >= 0 for rule in rules]
@@ -92,7 +92,7 @@ class Walk:
         """Any number of firings of these rules, all enabled throughout, in a possible order."""
         key = ("stretch", place, tuple(rule.name for rule in rules))
         if key not in self._kept:
-            self._kept[key] = self._moves(place, rules) + self._reached(place, rules)
+            self._kept[key] = self.balance(place, rules) + self._reached(place, rules)
         return self._kept[key]
 
     def step(self, place: int, rules: Sequence[Rule], exactly: bool) -> list[Any]:
@@ -101,7 +101,7 @@ class Walk:
         if key not in self._kept:
             fired, before = self.firings(place), self.point(place)
             total = self.solver.sum((1, fired[rule.name]) for rule in rules)
-            made = self._moves(place, rules)
+            made = self.balance(place, rules)
             made.append(total == 1 if exactly else total <= 1)
             for rule in rules:
                 if rule.source == rule.target:
@@ -177,7 +177,9 @@ def _reachable(nexts: Mapping[str, set[str]], place: str) -> set[str]:
     return seen
 
 
-def in_order(rules: Sequence[Rule], counts: Mapping[str, int], here: Mapping[str, int]) -> list[str]:
+def in_order(
+    rules: Sequence[Rule], counts: Mapping[str, int], here: Mapping[str, int]
+) -> list[str]:
     """An order in which these firings can be taken from these places.
 
     Each step is one after which the rest can still be put in order, and there always is one.

@@ -116,9 +116,7 @@ def _shrink(walk: Walk, core: Any) -> None:
     core.check()
 
 
-def read_run(
-    walk: Walk, places: Sequence[tuple[int, Sequence[Rule]]], core: Any
-) -> Counterexample:
+def read_run(walk: Walk, places: Sequence[tuple[int, Sequence[Rule]]], core: Any) -> Counterexample:
     """The run that the core's model describes."""
     solver, automaton = walk.solver, walk.automaton
     start = walk.point(0)

@@ -1,8 +1,8 @@
 """The SMT solver behind the checkers: Z3, in a context of its own, with a budget of work.
 
 The budget is counted in Z3's resource units, not in seconds, so that the same question gives the
-same answer on every machine, busy or not. Of one unit a core does roughly one to three million in
-a second.
+same answer on every machine, busy or not. A core does about a hundred thousand to a million of them
+in a second.
 """
 
 from __future__ import annotations
@@ -11,12 +11,16 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from orrery.base.errors import PlatformLacks
-from orrery.systems.protocols.taco.forms import Atom, Formula, Linear, holds
+from orrery.systems.protocols.taco.forms import All, Atom, Formula, Linear
 
 try:
     import z3
 except ImportError:  # pragma: no cover - the extra is installed where the tests run
     z3 = None
+
+
+# What a call costs beside the solving, in the same units.
+CALL_UNITS = 500
 
 
 class OutOfBudget(Exception):
@@ -65,7 +69,7 @@ class Solver:
         if isinstance(formula, Atom):
             return atom(formula)
         parts = [self.mixed(part, atom) for part in formula.parts]
-        return self.all(parts) if holds(formula.__class__(), {}) else self.any(parts)
+        return self.all(parts) if isinstance(formula, All) else self.any(parts)
 
     def all(self, parts: Iterable[Any]) -> Any:
         made = list(parts)
@@ -83,25 +87,28 @@ class Solver:
     def check(self, core: Any = None, *assumed: Any) -> bool:
         """Whether the constraints can be met; `OutOfBudget` where the work ran out first."""
         core = self.core if core is None else core
-        left = self.budget - self.spent if self.budget else 0
+        self.charge(CALL_UNITS)
         if self.budget:
-            if left <= 0:
-                raise OutOfBudget
-            core.set("rlimit", left)
+            core.set("rlimit", max(self.budget - self.spent, 1))
         before = _work(core)
         answer = core.check(*assumed)
         self.checks += 1
-        self.spent += max(_work(core) - before, 1)
+        self.spent += max(_work(core) - before, 0)
         if answer == z3.unknown:
             raise OutOfBudget
         return bool(answer == z3.sat)
+
+    def charge(self, units: int) -> None:
+        """Take work that Z3 does not count, such as handing it formulas, from the budget."""
+        self.spent += units
+        if self.budget and self.spent > self.budget:
+            raise OutOfBudget
 
     def values(self, wanted: Mapping[str, Any], core: Any = None) -> dict[str, int]:
         """What the last check gave each of these numbers."""
         model = (self.core if core is None else core).model()
         return {
-            name: model.eval(each, model_completion=True).as_long()
-            for name, each in wanted.items()
+            name: model.eval(each, model_completion=True).as_long() for name, each in wanted.items()
         }
 
 

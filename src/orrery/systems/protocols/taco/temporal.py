@@ -106,5 +106,3 @@ def _state(moment: Moment) -> Formula:
     if moment.kind == "always":
         raise _Outside("it is a liveness property: it is broken only by a run without end")
     raise _Outside("it is broken only by two moments of one run, one after the other")
-
-

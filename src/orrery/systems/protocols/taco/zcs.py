@@ -15,7 +15,7 @@ from orrery.systems.protocols.taco.automaton import Automaton, Property
 from orrery.systems.protocols.taco.forms import Atom, cases
 from orrery.systems.protocols.taco.graph import Graph, Setting
 from orrery.systems.protocols.taco.orders import Context
-from orrery.systems.protocols.taco.paths import PathSearch
+from orrery.systems.protocols.taco.paths import PathSearch, Shape
 from orrery.systems.protocols.taco.solver import Solver
 from orrery.systems.protocols.taco.trace import Counterexample
 
@@ -31,10 +31,11 @@ def check_zcs(automaton: Automaton, asked: Property, solver: Solver) -> Countere
         targets = bad_cubes(automaton, case.bad)
         for order in setting.thresholds.orders():
             graph = Graph(setting, order)
-            live = backward(graph, targets)
-            if not any(start in live for start in graph.starts):
+            cubes = backward(graph, targets)
+            if not any(_meets(cubes[start], automaton, setting) for start in graph.starts):
                 continue
-            found = PathSearch(graph, live).find()
+            shapes = {c: [_shape(cube, automaton) for cube in kept] for c, kept in cubes.items()}
+            found = PathSearch(graph, shapes).find()
             if found is not None:
                 return found
     return None
@@ -47,7 +48,7 @@ def bad_cubes(automaton: Automaton, bad: object) -> list[Cube]:
     for case in cases(bad):  # type: ignore[arg-type]
         ways: list[Cube] = [(0, 0)]
         for atom in case:
-            some, none = _shape(atom, bit)
+            some, none = _demand(atom, bit)
             if none:
                 ways = [(full, empty | none) for full, empty in ways]
             if some:
@@ -56,7 +57,7 @@ def bad_cubes(automaton: Automaton, bad: object) -> list[Cube]:
     return list(dict.fromkeys(found))
 
 
-def _shape(atom: Atom, bit: dict[str, int]) -> tuple[list[int], int]:
+def _demand(atom: Atom, bit: dict[str, int]) -> tuple[list[int], int]:
     """(bits of which one must be occupied, bits that must all be empty) for an atom."""
     terms = atom.form.terms
     if any(name not in bit for name, _ in terms):
@@ -68,8 +69,21 @@ def _shape(atom: Atom, bit: dict[str, int]) -> tuple[list[int], int]:
     return [], 0
 
 
-def backward(graph: Graph, targets: list[Cube]) -> set[Context]:
-    """The contexts from which a bad state may be reached, as far as the abstraction tells."""
+def _meets(cubes: list[Cube], automaton: Automaton, setting: Setting) -> bool:
+    """Whether a start may lie in one of the cubes."""
+    starting = sum(1 << i for i, p in enumerate(automaton.locations) if p in setting.starting)
+    return any(not full & ~starting for full, _ in cubes)
+
+
+def _shape(cube: Cube, automaton: Automaton) -> Shape:
+    places = tuple(enumerate(automaton.locations))
+    full, empty = cube
+    least = tuple((place, 1) for i, place in places if full >> i & 1)
+    return least, tuple(place for i, place in places if empty >> i & 1)
+
+
+def backward(graph: Graph, targets: list[Cube]) -> dict[Context, list[Cube]]:
+    """The abstract states of each context from which a bad one may be reached."""
     places = graph.setting.automaton.locations
     bit = {place: 1 << i for i, place in enumerate(places)}
     held = {c: sum(bit[p] for p in occupied) for c, occupied in graph.occupied.items()}
@@ -86,7 +100,7 @@ def backward(graph: Graph, targets: list[Cube]) -> set[Context]:
             # The one who moved was at the source, which may be empty now or not.
             cube = ((full & ~target) | source, empty & ~source)
             todo.append((cube, before))
-    return {context for context, cubes in kept.items() if cubes}
+    return kept
 
 
 def _add(cubes: list[Cube], cube: Cube) -> bool:

@@ -11,11 +11,14 @@ from orrery.systems.protocols.problems.local_rounds.ball import (
 )
 from orrery.systems.protocols.problems.local_rounds.graph import (
     LocalGraph,
+    all_ids,
     cycle,
     draws,
     from_lists,
+    many_cycles,
     random_graph,
     random_ids,
+    some_ids,
     sorted_ids,
     worst_ids,
     worst_sum,
@@ -33,7 +36,7 @@ from orrery.systems.protocols.problems.local_rounds.problem import LocalRounds, 
 
 __all__ = [
     "Ball", "BeyondRadius", "LocalAlgorithm", "LocalGraph", "LocalRounds", "Me", "Payload",
-    "Solved", "State", "ball_times", "check_balls", "check_locality", "check_said", "check_task",
-    "cycle", "draws", "from_lists", "lockstep", "me_of", "random_graph", "random_ids",
-    "sorted_ids", "worst_ids", "worst_sum", "worst_sums",
+    "Solved", "State", "all_ids", "ball_times", "check_balls", "check_locality", "check_said",
+    "check_task", "cycle", "draws", "from_lists", "lockstep", "many_cycles", "me_of",
+    "random_graph", "random_ids", "some_ids", "sorted_ids", "worst_ids", "worst_sum", "worst_sums",
 ]  # fmt: skip

@@ -12,6 +12,8 @@ from orrery.base.violation import Violation
 from orrery.systems.protocols.problems.local_rounds.graph import LocalGraph
 from orrery.systems.protocols.problems.local_rounds.port import LocalAlgorithm, lockstep
 
+WAYS = ("any", "low", "high")
+
 
 class BeyondRadius(PartError):
     """A function of a ball asked for something outside of it."""
@@ -133,33 +135,40 @@ def check_locality(
         heard = said[v]
         if heard is None:
             continue
-        other = scrambled(graph, v, heard[1], rng)
-        again = lockstep(part, other, limit=heard[1])[v][:1]
-        if again != [heard]:
-            text = (
-                f"node {v} said (output, round) {heard}; with all beyond distance {heard[1]} "
-                f"changed it says {again[0] if again else 'nothing by then'}"
-            )
-            found.append(Violation(kind="beyond_radius", message=text, node=v))
+        for how in WAYS:
+            other = scrambled(graph, v, heard[1], rng, how)
+            again = lockstep(part, other, limit=heard[1])[v][:1]
+            if again != [heard]:
+                text = (
+                    f"node {v} said (output, round) {heard}; with all beyond distance {heard[1]} "
+                    f"changed it says {again[0] if again else 'nothing by then'}"
+                )
+                found.append(Violation(kind="beyond_radius", message=text, node=v))
+                break
     return found
 
 
-def scrambled(graph: LocalGraph, centre: int, radius: int, rng: Stream) -> LocalGraph:
-    """Another graph with the same ball: beyond the radius, new identifiers, tapes and edges."""
+def scrambled(
+    graph: LocalGraph, centre: int, radius: int, rng: Stream, how: str = "any"
+) -> LocalGraph:
+    """Another graph with the same ball: beyond the radius, new identifiers, tapes and edges.
+
+    The new identifiers are any free ones, or the lowest, or the highest: many rules only compare,
+    and what is merely different may compare the same.
+    """
     distances = np.array(graph.distances(centre))
     outside = np.flatnonzero(distances > radius)
     ids, tapes = graph.ids.copy(), graph.tapes.copy()
     if len(outside):
-        # Fresh numbers of the whole identifier space, so that larger ones may come and go.
-        inside = set(ids[distances <= radius].tolist())
-        space = 1 << graph.bits
-        for v in outside.tolist():
-            fresh = rng.below(space)
-            while fresh in inside:
-                fresh = (fresh + 1) % space
-            inside.add(fresh)
-            ids[v] = fresh
-            tapes[v] = rng.word()
+        # A few more numbers than are needed, so that the fresh ones differ from the old.
+        space = min(1 << graph.bits, 4 * graph.n + 16)
+        free = np.setdiff1d(np.arange(space), ids[distances <= radius]).tolist()
+        rng.shuffle(free)
+        fresh = free if how == "any" else sorted(free, reverse=how == "high")
+        fresh = fresh[: len(outside)]
+        rng.shuffle(fresh)
+        ids[outside] = fresh
+        tapes[outside] = [rng.word() for _ in fresh]
     more: list[tuple[int, int]] = []
     if not graph.cycle and len(outside) >= 2:
         for _ in range(3):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import itertools
 
 import numpy as np
 import numpy.typing as npt
@@ -120,6 +121,50 @@ def cycle(n: int, ids: Ints, key: int = 0, *, bits: int = 0) -> LocalGraph:
     return LocalGraph(2 * np.arange(n + 1), targets, ids, key, cycle=True, bits=bits)
 
 
+def many_cycles(ids: Ints, key: int = 0) -> LocalGraph:
+    """One cycle for each row of identifiers, side by side in one graph (which is not connected).
+
+    Rows are moved apart, so that all identifiers differ and keep their order within a row. Good
+    for algorithms that only compare neighbours.
+    """
+    rows = check_rows(ids)
+    count, n = rows.shape
+    if count * n > MOST_NODES:
+        raise UsageError(f"{count} cycles of {n} nodes; give at most {MOST_NODES:,} nodes in all")
+    first = np.repeat(np.arange(count) * n, n)
+    place = np.tile(np.arange(n), count)
+    targets = np.empty(2 * count * n, dtype=np.int64)
+    targets[0::2] = first + (place + 1) % n
+    targets[1::2] = first + (place - 1) % n
+    apart = (rows + (int(rows.max()) + 1) * np.arange(count)[:, None]).ravel()
+    return LocalGraph(2 * np.arange(count * n + 1), targets, apart, key)
+
+
+def check_rows(ids: Ints) -> Ints:
+    """Rows of identifiers, one assignment each, or an error."""
+    rows = np.asarray(ids)
+    if rows.ndim != 2 or not len(rows) or rows.shape[1] < 3 or rows.dtype.kind not in "iu":
+        what = f"shape {rows.shape}, type {rows.dtype}"
+        raise UsageError(f"ids: {what}; give rows of 3 or more whole numbers")
+    if (np.diff(np.sort(rows, axis=1), axis=1) == 0).any() or rows.min() < 0:
+        raise UsageError("ids: identifiers of a row must be distinct and begin at 0")
+    return rows.astype(np.int64)
+
+
+def all_ids(n: int) -> Ints:
+    """Every assignment of 0..n - 1 to a cycle up to rotation, which changes no time."""
+    if isinstance(n, bool) or not isinstance(n, int) or not 3 <= n <= 9:
+        raise UsageError(f"all assignments of n={n!r} nodes; give 3 to 9, or sample")
+    rest = np.array(list(itertools.permutations(range(n - 1))), dtype=np.int64)
+    return np.column_stack((np.full(len(rest), n - 1), rest))
+
+
+def some_ids(n: int, samples: int, key: int) -> Ints:
+    """So many uniformly random assignments of 0..n - 1, one in a row."""
+    words = block(key, 0, n * samples).reshape(samples, n)
+    return np.argsort(words, axis=1, kind="stable").astype(np.int64)
+
+
 def from_lists(lists: list[list[int]], ids: Ints, key: int = 0, *, cycle: bool = False,
                bits: int = 0) -> LocalGraph:  # fmt: skip
     """A graph from the neighbours of every node; it must be simple, two-way and connected."""
@@ -140,7 +185,9 @@ def from_lists(lists: list[list[int]], ids: Ints, key: int = 0, *, cycle: bool =
     return made
 
 
-def random_graph(n: int, degree: float, rng: Stream, ids: Ints, key: int = 0) -> LocalGraph:
+def random_graph(
+    n: int, degree: float, rng: Stream, ids: Ints, key: int = 0, *, bits: int = 0
+) -> LocalGraph:
     """A random tree and random further edges, about n * degree / 2 in all."""
     if isinstance(n, bool) or not isinstance(n, int) or not 1 <= n <= 100_000:
         raise UsageError(f"a random graph of n={n!r} nodes; give 1 to 100,000")
@@ -160,7 +207,7 @@ def random_graph(n: int, degree: float, rng: Stream, ids: Ints, key: int = 0) ->
         join(rng.below(n), rng.below(n))
     for each in lists:
         rng.shuffle(each)
-    return from_lists(lists, ids, key)
+    return from_lists(lists, ids, key, bits=bits)
 
 
 def random_ids(n: int, key: int) -> Ints:

@@ -1,6 +1,6 @@
 """The port of `local_rounds`: a LOCAL algorithm, written as rounds of messages.
 
-The same three methods (`begin`, `send`, `receive`) run on any engine, behind a synchroniser that
+The same three methods (`begin`, `send`, `take`) run on any engine, behind a synchroniser that
 survives lost messages and restarts, and in a plain lockstep loop. `ball` says the same thing once
 more as a function of the radius-T ball, and `arrays` once more for a million nodes.
 """
@@ -10,14 +10,22 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 import msgspec
+import numpy as np
 
 from orrery.base.errors import DeadlineExceeded, PartError, UsageError
 from orrery.base.rand import GOLDEN, mix64
+from orrery.base.units import to_ns
 from orrery.parts import Node, Positive, rpc
-from orrery.systems.protocols.problems.local_rounds.graph import Ints, LocalGraph
+from orrery.systems.protocols.problems.local_rounds.graph import (
+    Ints,
+    LocalGraph,
+    many_cycles,
+)
 
 # One message: any number of rows of whole numbers (the LOCAL model does not bound its size).
 Payload = tuple[tuple[int, ...], ...]
+
+PART = "part"  # the file in which a node keeps who it is
 
 
 class Me(msgspec.Struct, frozen=True):
@@ -65,18 +73,18 @@ def me_of(graph: LocalGraph, v: int, limit: int) -> Me:
 
 
 class LocalAlgorithm(Node):
-    """The port: `begin`, `send` and `receive` for one node, and `ball` for the same as a function.
+    """The port: `begin`, `send` and `take` for one node, and `ball` for the same as a function.
 
     A subclass sets `task` ("leader", "colouring" or "mis"), keeps all state of a node in the
     `State` it is given, and outputs by `state.speak(value)`. It goes on relaying afterwards.
     Optional: `arrays(graph)` gives (outputs, rounds) of all nodes at once; `bound(n, bits)` the
-    rounds that are enough for every node, or None; `cycles_only`.
+    rounds that are enough for every node of a cycle, or None; `cycles_only`.
 
     Messages of a round are kept, so a node that lost its memory asks for those that it missed and
     computes everything anew. `patience_s` is how long it waits for a message before it asks again.
     """
 
-    patience_s: Positive = 1.0
+    patience_s: Positive = 2.5
 
     task: ClassVar[str] = ""
     cycles_only: ClassVar[bool] = False
@@ -93,9 +101,9 @@ class LocalAlgorithm(Node):
         """The message of the next round through a port."""
         raise PartError(f"{type(self).__name__} has no send(state, port); write its message")
 
-    def receive(self, state: State, inbox: list[Payload]) -> None:
+    def take(self, state: State, inbox: list[Payload]) -> None:
         """Take the messages of a round, one for each port; `state.round` counts it already."""
-        raise PartError(f"{type(self).__name__} has no receive(state, inbox); write its rule")
+        raise PartError(f"{type(self).__name__} has no take(state, inbox); write its rule")
 
     def ball(self, ball: Any) -> int | None:
         """The output that the ball allows, or None; see `Ball`."""
@@ -105,8 +113,15 @@ class LocalAlgorithm(Node):
         """The outputs and output rounds of all nodes at once."""
         raise UsageError(f'{type(self).__name__} has no arrays(graph); use by="messages"')
 
+    def many(self, ids: Ints, key: int = 0) -> Ints:
+        """The output rounds on many cycles at once: a row of rounds for each row of identifiers.
+
+        This serves algorithms that only compare neighbours; one that uses n writes its own.
+        """
+        return self.arrays(many_cycles(ids, key))[1].reshape(np.shape(ids))
+
     def bound(self, n: int, bits: int) -> int | None:
-        """The rounds after which every node has spoken, whatever the identifiers; None: no such."""
+        """The rounds that are enough for all nodes of a cycle, for any identifiers; or None."""
         return None
 
     def drawn(self) -> LocalAlgorithm | None:
@@ -126,10 +141,24 @@ class LocalAlgorithm(Node):
     async def solve(self, me: Me) -> tuple[int, int]:
         """Take part in the computation; gives (output, round). It may be asked more than once."""
         if self._state is None:
-            self._state = State(me)
-            self.spawn(self._go(self._state))
+            state = self._state = State(me)
+            # Others rely on this node's relaying as soon as it has begun, so from then on it has
+            # to know its part again after a crash, when nobody may ask it any more.
+            await self.disk.write(PART, msgspec.json.encode(me))
+            await self.disk.fsync(PART)
+            self.spawn(self._go(state))
         await self._spoken.wait()
         return self._state.said[0]
+
+    async def main(self) -> None:
+        if self.incarnation and self.disk.exists(PART):
+            try:
+                me = msgspec.json.decode(await self.disk.read(PART), type=Me)
+            except msgspec.MsgspecError:
+                return  # torn before it was safe: it had not begun, and will be asked again
+            if self._state is None:
+                self._state = State(me)
+                await self._go(self._state)
 
     @rpc
     async def hear(self, round: int, payload: Payload, sender: int) -> None:
@@ -150,6 +179,7 @@ class LocalAlgorithm(Node):
         self._report(state, 0)
         while state.round < me.limit:
             number, told = state.round + 1, len(state.said)
+            await self._next_round()
             for port, peer in enumerate(me.peers):
                 payload = self.send(state, port)
                 self._sent[number, peer] = payload
@@ -157,8 +187,21 @@ class LocalAlgorithm(Node):
             await self._all_of(number, me.peers)
             inbox = [self._heard.pop((number, peer)) for peer in me.peers]
             state.round = number
-            self.receive(state, inbox)
+            self.take(state, inbox)
             self._report(state, told)
+
+    async def _next_round(self) -> None:
+        """In a world of rounds, wait for the next one, so that a round is one of the world's.
+
+        There, messages are handled as a round ends; whatever is sent before the next one begins
+        would still arrive in this one. Elsewhere the messages themselves make the rounds.
+        """
+        network = self.world.network
+        if network.model == "rounds":
+            # On a real clock a message may be a little late; then the round has just begun.
+            left_ns = -to_ns(self.now) % to_ns(network.round_s)
+            if left_ns <= to_ns(network.round_s) // 2:
+                await self.sleep(left_ns / 1e9)
 
     async def _all_of(self, number: int, peers: tuple[int, ...]) -> None:
         """Wait for the messages of a round; ask again for those that do not come."""
@@ -198,5 +241,5 @@ def lockstep(part: LocalAlgorithm, graph: LocalGraph, limit: int = 0) -> Said:
         for v, state in enumerate(states):
             inbox = [sent[u][port] for u, port in zip(graph.neighbours(v), back[v], strict=True)]
             state.round = number
-            part.receive(state, inbox)
+            part.take(state, inbox)
     return [state.said for state in states]

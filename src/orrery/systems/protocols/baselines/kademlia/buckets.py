@@ -1,0 +1,191 @@
+"""The k-buckets of a Kademlia node, and the state of one search. Nothing here waits or sends.
+
+A contact is one whole number: the place in the high bits, the node's number in the low 24. Then a
+list of contacts XORed with a target sorts by distance with no key function, which is what makes a
+search cheap.
+"""
+
+from __future__ import annotations
+
+import functools
+from bisect import bisect_left, insort
+from collections.abc import Iterable
+from typing import Any, ClassVar
+
+from orrery.parts import Count
+from orrery.systems.protocols.problems.lookup import place_of, ring_of
+from orrery.systems.protocols.problems.owner_lookup import RuledOverlay
+
+SHIFT = 24
+NODE = (1 << SHIFT) - 1
+NEW, ASKED, ANSWERED, SILENT = 0, 1, 2, 3
+
+
+@functools.lru_cache(maxsize=8)
+def contacts_of(size: int, bits: int) -> tuple[int, ...]:
+    """The contact of every node of a world of this size."""
+    return tuple(place_of(node, bits) << SHIFT | node for node in range(size))
+
+
+class Search:
+    """One iterative search: what was heard of, nearest first, and who was asked."""
+
+    __slots__ = (
+        "answers",
+        "depth",
+        "done",
+        "found",
+        "key",
+        "near",
+        "out",
+        "over",
+        "status",
+        "target",
+        "ticket",
+        "tries",
+        "want",
+    )
+
+    def __init__(self, ticket: int, key: int, want: bool, done: Any) -> None:
+        self.ticket = ticket
+        self.key = key
+        self.target = key << SHIFT
+        self.want = want  # whether a record under the key ends the search
+        self.done = done
+        self.over = False
+        self.near: list[int] = []  # contacts XOR target, sorted
+        self.status: dict[int, int] = {}
+        self.depth: dict[int, int] = {}  # how many referrals away each was heard of
+        self.out: dict[int, tuple[float, float]] = {}  # asked, not answered: since and until when
+        self.tries: dict[int, int] = {}
+        self.found: list[Any] = []
+        self.answers = 0
+
+    def learn(self, contacts: Iterable[int], depth: int, most: int) -> None:
+        """Take in contacts; only the nearest `most` are kept."""
+        target, status = self.target, self.status
+        fresh = [x for c in contacts if (x := c ^ target) not in status]
+        if not fresh:
+            return
+        for x in fresh:
+            status[x] = NEW
+            self.depth[x] = depth
+        near = self.near
+        near += fresh
+        near.sort()
+        del near[most:]
+
+    def drop(self, x: int) -> None:
+        """Leave out one that does not answer."""
+        self.status[x] = SILENT
+        at = bisect_left(self.near, x)
+        if at < len(self.near) and self.near[at] == x:
+            del self.near[at]
+
+    def nearest(self, n: int) -> list[int]:
+        """The nodes that answered, nearest first."""
+        status = self.status
+        return [x & NODE for x in self.near if status[x] == ANSWERED][:n]
+
+
+class Buckets(RuledOverlay):
+    """What a node knows of the others; `Kademlia` keeps it fresh."""
+
+    k: Count = 20
+
+    owner_rule: ClassVar[str] = "xor"
+
+    def start(self) -> None:
+        self.place = place_of(self.id, self.bits)
+        self.book = contacts_of(len(self.peers) + 1, self.bits)
+        self.mine = self.book[self.id]
+        self.buckets: dict[int, list[int]] = {}  # by the length of the XOR, oldest seen first
+        self.filled: list[int] = []  # the indexes of the buckets that are there, in order
+        self.spare: dict[int, list[int]] = {}  # newcomers to full buckets, latest last
+        self.pinged_s: dict[int, float] = {}
+        self.joined = False
+
+    def _fill(self) -> None:
+        """Take the contacts that a network at rest would have: up to k of each bucket, at random.
+
+        A bucket covers one stretch of places, so it is cut from the sorted list of all nodes.
+        """
+        places, nodes = ring_of(len(self.book), self.bits)
+        for i in range(self.bits):
+            low = (self.place ^ (1 << i)) >> i << i
+            first, last = bisect_left(places, low), bisect_left(places, low + (1 << i))
+            if last > first:
+                picked = self.rng.sample(range(first, last), self.k)
+                # The index is the length of the contacts' XOR, node bits included.
+                self.buckets[i + 1 + SHIFT] = [self.book[nodes[at]] for at in picked]
+        self.filled = sorted(self.buckets)
+
+    def _saw(self, node: int) -> int:
+        """Note a sign of life; gives the index of a full bucket whose oldest should be pinged."""
+        contact = self.book[node]
+        i = (self.mine ^ contact).bit_length()
+        bucket = self.buckets.get(i)
+        if bucket is None:
+            if i:
+                self.buckets[i] = [contact]
+                insort(self.filled, i)
+            return 0
+        if bucket[-1] == contact:
+            return 0
+        if contact in bucket:
+            bucket.remove(contact)
+            bucket.append(contact)
+            return 0
+        if len(bucket) < self.k:
+            bucket.append(contact)
+            return 0
+        spare = self.spare.setdefault(i, [])
+        if contact in spare:
+            spare.remove(contact)
+        spare.append(contact)
+        if len(spare) > self.k:
+            del spare[0]
+        return i
+
+    def _evict(self, node: int) -> None:
+        """Drop a contact that is silent; the latest newcomer takes its place."""
+        contact = self.book[node]
+        i = (self.mine ^ contact).bit_length()
+        bucket = self.buckets.get(i)
+        if bucket is None or contact not in bucket:
+            spare = self.spare.get(i)
+            if spare and contact in spare:
+                spare.remove(contact)
+            return
+        bucket.remove(contact)
+        spare = self.spare.get(i)
+        if spare:
+            bucket.append(spare.pop())
+        elif not bucket:
+            del self.buckets[i]
+            self.filled.remove(i)
+
+    def _closest(self, target: int, n: int) -> list[int]:
+        """The n contacts nearest to a shifted target, XORed with it, nearest first.
+
+        Who shares my bucket with the target is nearer to it than all others; then come those
+        nearer to me than it, then bucket after bucket outwards.
+        """
+        at = (self.mine ^ target) >> SHIFT
+        i = at.bit_length() + SHIFT if at else 0
+        buckets, filled = self.buckets, self.filled
+        found = [c ^ target for c in buckets[i]] if i in buckets else []
+        found.sort()
+        place = bisect_left(filled, i)
+        if len(found) < n:
+            inner = [c ^ target for j in filled[:place] for c in buckets[j]]
+            inner.sort()
+            found += inner
+            if place < len(filled) and filled[place] == i:
+                place += 1
+            while len(found) < n and place < len(filled):
+                outer = [c ^ target for c in buckets[filled[place]]]
+                outer.sort()
+                found += outer
+                place += 1
+        return found[:n]

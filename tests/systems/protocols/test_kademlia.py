@@ -1,0 +1,172 @@
+"""Kademlia: the true k nearest, buckets that keep who answers, crashes, silence and churn."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from orrery import Node, World, run
+from orrery.base.errors import KnobError, PartError
+from orrery.parts import rpc
+from orrery.systems.protocols.baselines.chord import Chord
+from orrery.systems.protocols.baselines.kademlia import Kademlia
+from orrery.systems.protocols.baselines.kademlia.buckets import SHIFT, Search, contacts_of
+from orrery.systems.protocols.problems.lookup import place_of
+from orrery.systems.protocols.problems.owner_lookup import OwnerLookup, RuledOverlay
+from orrery.world import Crash, Drop, Pause, RandomCrashes
+
+AT_REST = OwnerLookup(keys=500, lookups=500, final=0, join_s=0.0, spread_s=2.0)
+
+
+class Telling(Kademlia):
+    """Kademlia that also reports the k nearest of each search."""
+
+    @rpc
+    async def lookup(self, key: int) -> tuple[int, int]:
+        search = await self._search(key)
+        nearest = self._first_nodes(search, self.k)
+        self.emit(target=key, nearest=nearest)
+        return nearest[0], 0
+
+
+@pytest.mark.parametrize("n", [64, 512])
+def test_the_true_k_nearest_are_found(n):
+    # Maymounkov and Mazieres (2002): a lookup finds the k nearest; here at least 99 % of the sets.
+    made = run(Telling(upkeep_s=10.0), problem=AT_REST, world=World.lan(n), seed=3)
+    assert made.violations == []
+    told = [r.values for r in made.records if "nearest" in r.values]
+    assert len(told) >= 500
+    whole = 0
+    for one in told:
+        by_distance = sorted(range(n), key=lambda node: place_of(node, 48) ^ one["target"])
+        whole += by_distance[:20] == one["nearest"]
+    assert whole >= 0.99 * len(told)
+
+
+def test_hops_stay_below_log2_n():
+    made = run(Kademlia(upkeep_s=10.0), problem=AT_REST, world=World.lan(512), seed=3)
+    assert made.metrics["success_rate"] == 1.0
+    assert 0 < made.metrics["mean_hops"] <= math.log2(512)
+
+
+def test_more_questions_at_a_time_are_quicker():
+    slow, quick = (
+        run(Kademlia(alpha=alpha, upkeep_s=10.0), problem=AT_REST, world=World.lan(128), seed=1)
+        for alpha in (1, 3)
+    )
+    assert quick.metrics["p99_latency_s"] < 0.6 * slow.metrics["p99_latency_s"]
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, 5])
+def test_tiny_networks(n):
+    for warm in (True, False):
+        made = run(Kademlia(warm=warm), problem=OwnerLookup(lookups=20), world=World.lan(n), seed=n)
+        assert made.violations == []
+
+
+def test_a_cold_network_forms_by_itself():
+    for seed in range(2):
+        problem = OwnerLookup(lookups=50, final=10)
+        made = run(Kademlia(warm=False), problem=problem, world=World.lan(48), seed=seed)
+        assert made.violations == []
+        assert made.metrics["success_rate"] == 1.0
+
+
+def test_crashes_drops_and_churn_are_mended():
+    crashes = RandomCrashes(count=8, between_s=(0.0, 2.0), down_s=(0.1, 1.0), at_most=4)
+    world = World.lan(24).with_faults(
+        crashes, Drop(p=0.05, until_s=2.0), Pause(node=5, at_s=0.5, until_s=1.2)
+    )
+    for seed in range(3):
+        made = run(Kademlia(k=8), problem=OwnerLookup(churn=2.0), world=world, seed=seed)
+        assert made.violations == [], f"seed {seed}"
+        assert made.metrics["success_rate"] > 0.8
+
+
+class Watched(Kademlia):
+    """Kademlia on a small bucket that reports what the oldest contact's fate was."""
+
+    async def _ping_oldest(self, i):
+        before = list(self.buckets[i])
+        await super()._ping_oldest(i)
+        self.emit(oldest=before[0] & 0xFFFFFF, stays=before[0] in self.buckets.get(i, []))
+
+
+def test_a_full_bucket_drops_its_oldest_only_when_that_is_silent():
+    # Nodes 1 to 4 fall: those pinged among them must go, and nobody else may.
+    problem = OwnerLookup(lookups=100, final=10, spread_s=4.0)
+    world = World.lan(40).with_faults(Crash(node=(1, 2, 3, 4), at_s=1.0))
+    made = run(Watched(k=3, upkeep_s=0.5), problem=problem, world=world, seed=2)
+    fates = [(r.time_s, r.values) for r in made.records if "oldest" in r.values]
+    dead = [v for t, v in fates if v["oldest"] in (1, 2, 3, 4) and t > 1.3]
+    living = [v for _, v in fates if v["oldest"] not in (1, 2, 3, 4)]
+    assert dead and not any(v["stays"] for v in dead)
+    assert len(living) > 20 and all(v["stays"] for v in living)
+
+
+def test_a_search_sorts_by_xor_and_leaves_the_silent_out():
+    book = contacts_of(50, 48)
+    search = Search(1, key=12345, want=False, done=None)
+    search.learn(book, 0, 50)
+    target = 12345 << SHIFT
+    assert search.near == sorted(c ^ target for c in book)
+    first = search.near[0]
+    search.drop(first)
+    assert first not in search.near
+    assert search.nearest(5) == []
+
+
+def test_same_digest_in_both_kernels_and_right_on_the_wire():
+    problem = OwnerLookup(lookups=40, final=10, churn=2.0)
+    world = World.lan(16).with_faults(Crash(node=2, at_s=1.0, until_s=1.5))
+    first = run(Kademlia(), problem=problem, world=world, seed=3)
+    again = run(Kademlia(), problem=problem, world=world, seed=3, kernel="python")
+    assert (first.digest, first.metrics) == (again.digest, again.metrics)
+    wired = run(Kademlia(), problem=problem, world=world, seed=3, wire=True)
+    assert wired.violations == [] and wired.decisions == first.decisions
+
+
+# -- the problem
+
+
+def test_chord_has_its_own_rule_on_the_same_problem():
+    made = run(Chord(), problem=AT_REST, world=World.lan(64), seed=1)
+    assert made.violations == [] and made.metrics["success_rate"] == 1.0
+
+
+@pytest.mark.parametrize("rule", ["successor", "nearest"])
+def test_an_owner_by_another_rule_is_a_violation(rule):
+    class Mistaken(Kademlia):
+        """Kademlia that is judged by a rule which is not its own."""
+
+        owner_rule = rule
+
+    made = run(Mistaken(), problem=OwnerLookup(lookups=40, final=0), world=World.lan(32))
+    assert {v.kind for v in made.violations} >= {"wrong_owner"}
+    assert made.metrics["success_rate"] < 0.95
+
+
+def test_an_unknown_rule_and_a_strange_part_are_refused():
+    class Odd(RuledOverlay):
+        """A rule that nobody knows."""
+
+        owner_rule = "furthest"
+
+    class Other(Node):
+        pass
+
+    with pytest.raises(PartError, match="furthest"):
+        run(Odd(), problem=OwnerLookup(), world=World.lan(3))
+    with pytest.raises(PartError, match="inherit from Overlay"):
+        run(Other(), problem=OwnerLookup(), world=World.lan(3))
+
+
+@pytest.mark.parametrize(
+    "knobs",
+    [{"k": 0}, {"alpha": 0}, {"upkeep_s": 0.0}, {"timeout_s": float("nan")}, {"bits": 3},
+     {"alhpa": 3}, {"tries": "two"}],
+)  # fmt: skip
+def test_bad_knobs_are_named(knobs):
+    with pytest.raises(KnobError, match=rf"Kademlia\.{next(iter(knobs))}"):
+        Kademlia(**knobs)
