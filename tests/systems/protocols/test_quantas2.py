@@ -351,16 +351,18 @@ def mining(share, strategy, blocks, *, depth=6, honest=1, round_s=1e-4):
     })  # fmt: skip
 
 
-def off_by(share, depth, blocks, *, theory_depth=None, seed=1, **options):
+def off_by(share, depth, blocks, *, theory_depth=None, seeds=(1,), **options):
     """By how many standard errors a parasite's success exceeds Rosenfeld's closed form."""
-    made = play(mining(share, f"parasite_{depth}", blocks, depth=depth, **options), seed=seed)
-    assert made.violations == []
-    expected = rosenfeld(share, depth if theory_depth is None else theory_depth)
-    trials = made.metrics["parasite_attempts"]
+    experiment = mining(share, f"parasite_{depth}", blocks, depth=depth, **options)
+    trials = won = 0.0
+    for seed in seeds:
+        made = play(experiment, seed=seed)
+        assert made.violations == []
+        tried = made.metrics["parasite_attempts"]
+        trials, won = trials + tried, won + tried * made.metrics["parasite_success"]
     assert trials >= 30
-    return (made.metrics["parasite_success"] - expected) / math.sqrt(
-        expected * (1.0 - expected) / trials
-    )
+    expected = rosenfeld(share, depth if theory_depth is None else theory_depth)
+    return (won / trials - expected) / math.sqrt(expected * (1.0 - expected) / trials)
 
 
 @pytest.mark.works_when("quantas2", 5)
@@ -376,7 +378,7 @@ def test_a_parasite_succeeds_as_rosenfeld_says(share, depth):
 @pytest.mark.parametrize("depth", range(1, 7))
 @pytest.mark.parametrize("share", [0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.35, 0.4, 0.45])
 def test_a_parasite_succeeds_as_rosenfeld_says_everywhere(share, depth):
-    assert abs(off_by(share, depth, 60_000, seed=2)) <= 4.0
+    assert abs(off_by(share, depth, 60_000, seeds=(2,))) <= 4.0
 
 
 @pytest.mark.works_when("quantas2", 5)
@@ -396,8 +398,9 @@ def test_delay_helps_the_parasite():
 @pytest.mark.slow
 @pytest.mark.works_when("quantas2", 5)
 def test_a_delay_of_a_tenth_helps_the_parasite():
-    # A round of a fifth is a mean delay of a tenth of the interval.
-    assert off_by(0.4, 6, 400_000, honest=4, round_s=0.2) > 2.0
+    # A round of a fifth is a mean delay of a tenth of the interval. The cheat is late as well, so
+    # the gain is small (about 0.03) and it takes thousands of attempts to see it.
+    assert off_by(0.4, 6, 400_000, honest=4, round_s=0.2, seeds=(1, 2)) > 3.0
 
 
 @pytest.mark.works_when("quantas2", 5)
