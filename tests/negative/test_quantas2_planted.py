@@ -1,4 +1,4 @@
-"""Bugs planted in the algorithms of QUANTAS 2: the checkers must find each of them.
+"""Bugs planted in the algorithms of QUANTAS 2, and damaged files: each must be found.
 
 Each mutant is the real class with one rule taken away. The same storm leaves the real class
 unharmed, so what is found is the mutant's own.
@@ -6,9 +6,12 @@ unharmed, so what is found is the mutant's own.
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 
 from orrery import World, run
+from orrery.base.errors import OrreryError
 from orrery.parts import rpc
 from orrery.parts.byzantine import Strategy
 from orrery.systems.protocols.baselines.alternating_bit import AlternatingBit
@@ -20,6 +23,7 @@ from orrery.systems.protocols.baselines.proof_of_work.cheats import SelfishMiner
 from orrery.systems.protocols.problems.blockchain import Blockchain
 from orrery.systems.protocols.problems.data_link import DataLink
 from orrery.systems.protocols.problems.total_order import TotalOrder
+from orrery.systems.protocols.quantas2 import parse
 from orrery.world import Byzantine, Crash, Drop, Duplicate, Partition
 
 TWO_FACED = World.lan(4).with_faults(Byzantine(node=0, strategies=("equivocate",), p=0.75))
@@ -195,3 +199,45 @@ def test_a_line_that_forgets_its_bit_is_found():
     )
     found = kinds(AlternatingBit(), world, 8, DataLink(recover_s=2.0))
     assert found & {"wrong_item", "not_live"}
+
+
+# -- damaged files
+
+
+def places(data, way=()):
+    """The way to every field of a document."""
+    inside = data.items() if isinstance(data, dict) else enumerate(data)
+    for key, value in inside if isinstance(data, dict | list) else ():
+        yield (*way, key)
+        yield from places(value, (*way, key))
+
+
+WEIRD = [
+    None, True, -1, 0, 1e308, float("nan"), float("inf"), "", "x" * 300, [], {}, [[]], [None],
+    {"a": 1}, 10**30, "\x00", b"x", {1: 2}, [1, "a"], object(),
+]  # fmt: skip
+
+
+def test_no_damage_to_a_file_gives_a_traceback():
+    whole = {
+        "name": "whole", "nodes": 4, "seed": 1, "until_s": 5.0, "over_budget": False,
+        "algorithm": {"id": "pbft", "knobs": {"view_s": 0.5}},
+        "problem": {"id": "total_order", "knobs": {"clients": 3}},
+        "abstract": {"round_s": 0.001}, "concrete": {"latency_s": 0.001},
+        "faults": [{"kind": "Reorder", "p": 0.3, "spread_s": 0.004}],
+        "byzantine": [{"nodes": [0], "strategies": ["equivocate"], "p": 0.75}],
+    }  # fmt: skip
+    parse(whole)
+    refused = 0
+    for *way, last in list(places(whole)):
+        for value in WEIRD:
+            data = copy.deepcopy(whole)
+            place = data
+            for step in way:
+                place = place[step]
+            place[last] = value
+            try:
+                parse(data)
+            except OrreryError:
+                refused += 1
+    assert refused > 300

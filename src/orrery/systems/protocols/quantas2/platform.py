@@ -23,9 +23,11 @@ class Quantas2(Node):
     Knobs: `algorithm`, to run another algorithm than the file names on the same experiment (empty:
     the file's own, with the file's knobs).
 
-    Differs from the paper: experiments are JSON or TOML of our own format, and not C++; channels of
-    the abstract mode have a delay of one round, and further delay, reordering and loss come from
-    faults; metrics are rows of time (see `rows`) with messages and bytes only for the whole run.
+    Differs from the paper: experiments are JSON or TOML of our own format, and not C++. In the
+    abstract mode a message arrives at the end of its round; what a node sends in answer to it still
+    belongs to that round, so a chain of reactions takes one round and not one for each message.
+    Further delay, reordering and loss come from faults. Metrics are rows of time (see `rows`), with
+    messages and bytes only for the whole run.
 
     >>> Quantas2(algorithm="chord")
     Quantas2(algorithm='chord')
