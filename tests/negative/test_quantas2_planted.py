@@ -206,8 +206,9 @@ def test_a_line_that_forgets_its_bit_is_found():
 
 def places(data, way=()):
     """The way to every field of a document."""
-    inside = data.items() if isinstance(data, dict) else enumerate(data)
-    for key, value in inside if isinstance(data, dict | list) else ():
+    if not isinstance(data, dict | list):
+        return
+    for key, value in data.items() if isinstance(data, dict) else enumerate(data):
         yield (*way, key)
         yield from places(value, (*way, key))
 

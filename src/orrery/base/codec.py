@@ -73,6 +73,35 @@ def _decode_other(kind: type, value: Any) -> Any:
 
 
 _encoder = msgspec.msgpack.Encoder(enc_hook=_encode_other, order="deterministic")
+_in_given_order = msgspec.msgpack.Encoder(enc_hook=_encode_other)
+
+
+def _ordered(value: Any, depth: int = 0) -> Any:
+    """The same value with every dictionary and set in the order of their encoded keys.
+
+    The codec sorts by itself, but only dictionaries with text keys; this is for all others.
+    """
+    if depth > 64:
+        raise CodecError("a message is nested more than 64 deep; flatten it")
+    if isinstance(value, dict):
+        items = [(_ordered(k, depth + 1), _ordered(v, depth + 1)) for k, v in value.items()]
+        return dict(sorted(items, key=lambda item: _in_given_order.encode(item[0])))
+    if isinstance(value, set | frozenset):
+        return sorted((_ordered(item, depth + 1) for item in value), key=_in_given_order.encode)
+    if isinstance(value, tuple):
+        return tuple(_ordered(item, depth + 1) for item in value)
+    if isinstance(value, list):
+        return [_ordered(item, depth + 1) for item in value]
+    if isinstance(value, msgspec.Struct):
+        fields = [_ordered(getattr(value, name), depth + 1) for name in value.__struct_fields__]
+        if value.__struct_config__.array_like:
+            return fields
+        return dict(zip(value.__struct_encode_fields__, fields, strict=True))
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {
+            f.name: _ordered(getattr(value, f.name), depth + 1) for f in dataclasses.fields(value)
+        }
+    return value
 
 
 def encode(value: Any) -> bytes:
@@ -82,7 +111,10 @@ def encode(value: Any) -> bytes:
     True
     """
     try:
-        return _encoder.encode(value)
+        try:
+            return _encoder.encode(value)
+        except TypeError:
+            return _in_given_order.encode(_ordered(value))
     except CodecError:
         raise
     except (TypeError, ValueError, OverflowError, RecursionError, msgspec.MsgspecError) as e:

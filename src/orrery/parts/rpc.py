@@ -124,8 +124,9 @@ def rpcs_of(cls: type) -> dict[str, Rpc]:
 def resolve(cls: type, method: Any) -> Rpc:
     """Which method a message reaches at a node of class `cls`: the one of the same name."""
     name = rpc_of(method).name
-    found = rpcs_of(cls).get(name)
-    if found is None:
-        known = did_you_mean(name, rpcs_of(cls))
-        raise PartError(f"{cls.__name__} has no rpc {name!r}; {known}")
-    return found
+    for base in cls.__mro__:
+        marked = getattr(vars(base).get(name), "__rpc__", None)
+        if marked is not None:
+            fn = inspect.getattr_static(cls, name)
+            return marked if marked.fn is fn else Rpc(fn)
+    raise PartError(f"{cls.__name__} has no rpc {name!r}; {did_you_mean(name, rpcs_of(cls))}")

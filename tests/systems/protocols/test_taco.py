@@ -210,7 +210,7 @@ def test_two_hundred_random_automata_and_all_procedures():
 @pytest.mark.works_when("taco", 4)
 @pytest.mark.parametrize("method", ["zcs", "acs"])
 def test_a_semi_decision_never_says_safe_when_its_budget_ends(method):
-    automaton = library.automaton("semaphore")
+    automaton = library.automaton("lock_reset")
     for budget in (1, 1_000, 100_000):
         answer = Taco(method=method, budget=budget)(automaton, "mutual_exclusion")
         assert answer.verdict == "unknown" and "budget" in answer.reason
@@ -225,12 +225,16 @@ def test_a_semi_decision_never_says_safe_when_its_budget_ends(method):
 @pytest.mark.parametrize("method", ["zcs", "acs"])
 def test_resets_and_decrements_are_proved_and_refuted(method):
     for name, asked in (("rounds_reset", "may_return"), ("semaphore", "may_enter"),
-                        ("tickets", "may_run_out")):  # fmt: skip
+                        ("lock_reset", "may_enter"), ("tickets", "may_run_out")):  # fmt: skip
         automaton = library.automaton(name)
         answer = Taco(method=method)(automaton, asked)
         assert answer.procedures == ((f"{method} (semi-decision)", "unsafe"),)
         assert plays(automaton, asked, answer.counterexample) == ["property_broken"]
-    for name, asked in (("rounds_reset", "validity"), ("tickets", "no_debt")):
+    for name, asked in (
+        ("rounds_reset", "validity"),
+        ("tickets", "no_debt"),
+        ("semaphore", "mutual_exclusion"),
+    ):
         assert Taco(method=method)(library.automaton(name), asked).verdict == "safe"
 
 

@@ -62,7 +62,8 @@ class Taco(Verifier):
     **Differs from the paper.** ZCS keeps its sets as antichains of cubes, not as BDDs. A path is a
     sequence of interval contexts in which the firings within a context are counted, not a sequence
     of single rules; for growing counts this makes both searches complete. ZCS and ACS share the
-    graph of contexts and the search over paths, and differ in what they keep of the locations. The
+    graph of contexts and the search over paths, and differ in what they keep of the locations.
+    Before the paths, the balance of all firings rules out contexts in which none can end badly. The
     time-out is a budget of solver work, so that a verdict does not depend on how busy the machine
     is. Liveness and the TLA+ front end are not covered: such properties are refused by name.
 
