@@ -572,3 +572,20 @@ def test_nothing_outlives_its_run(kernel):
     run(Keeper(), world=QUIET, kernel=kernel, until_s=1.0)
     gc.collect()
     assert seen and not any(ref() for ref in seen)
+
+
+class Relay(Node):
+    @rpc
+    def hop(self, left: int) -> None:
+        self.emit(hop=left)
+        if left:
+            self.tell((self.id + 1) % 3, Relay.hop, left - 1)
+
+    async def main(self):
+        if self.id == 0:
+            self.tell(1, Relay.hop, 4)
+
+
+def test_in_rounds_an_answer_takes_a_round_of_its_own(kernel):
+    done = run(Relay(), world=World.rounds(3), kernel=kernel)
+    assert [round(r.time_s) for r in done.records] == [1, 2, 3, 4, 5]

@@ -266,7 +266,7 @@ def _case_of(id: str, problem: str) -> Case:
     world = World.lan(SMALL_LANS[problem]) if problem in SMALL_LANS else asked.world()
     return Case(
         name=id, part=id, problem=problem, problem_knobs=SMALL.get(problem, {}),
-        world=under_faults(world, getattr(cls, "tolerates", ())).to_toml(),
+        world=under_faults(world, getattr(cls(), "tolerates", ())).to_toml(),
     )  # fmt: skip
 
 

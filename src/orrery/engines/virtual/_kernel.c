@@ -634,7 +634,7 @@ static int travel(KernelObject *k, int src, int dst, int64_t size, int64_t extra
     }
     *when = sent + latency + extra;
     if (k->mode == 2)
-        *when = (now / k->round_ns + 1) * k->round_ns - 1 + extra;
+        *when = ((now + 1) / k->round_ns + 1) * k->round_ns - 1 + extra;
     else if (k->fifo && jitter && !extra) { /* what a fault delays may be overtaken */
         *when = in_order(k, (uint64_t)src << 32 | (uint32_t)dst, *when);
         if (*when < 0)

@@ -183,7 +183,7 @@ class Sending:
             when += latency + extra_ns
             if mode == 2:
                 # The messages of a round arrive in its last nanosecond, before the next begins.
-                when = (now // self.round_ns + 1) * self.round_ns - 1 + extra_ns
+                when = ((now + 1) // self.round_ns + 1) * self.round_ns - 1 + extra_ns
             elif jitter and self.fifo and not extra_ns:  # what a fault delays may be overtaken
                 when = self._in_order(src << 32 | dst, when)
         self.seq = seq = self.seq + 1

@@ -24,8 +24,7 @@ class Quantas2(Node):
     the file's own, with the file's knobs).
 
     Differs from the paper: experiments are JSON or TOML of our own format, and not C++. In the
-    abstract mode a message arrives at the end of its round; what a node sends in answer to it still
-    belongs to that round, so a chain of reactions takes one round and not one for each message.
+    abstract mode a message arrives at the end of its round, and an answer takes the next one.
     Further delay, reordering and loss come from faults. Metrics are rows of time (see `rows`), with
     messages and bytes only for the whole run.
 
