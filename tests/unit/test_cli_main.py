@@ -162,7 +162,7 @@ def test_ctrl_c_keeps_a_valid_partial_comparison(home):
             break
         time.sleep(0.05)
     process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate(timeout=240)
     assert process.returncode == 130, err
     found = json.loads(out)
     assert found["partial"] is True
@@ -176,7 +176,7 @@ def test_a_reader_that_goes_away_is_no_error():
     process = child("-m", "orrery.cli", "list", "--json")
     process.stdout.read(10)
     process.stdout.close()
-    assert process.wait(timeout=60) == 0
+    assert process.wait(timeout=240) == 0
     assert process.stderr.read() == ""
     process.stderr.close()
 
@@ -184,7 +184,7 @@ def test_a_reader_that_goes_away_is_no_error():
 def test_letters_that_the_terminal_lacks_are_replaced():
     process = child("-m", "orrery.cli", "problems", "broadcast",
                     env={"PYTHONIOENCODING": "ascii", "LC_ALL": "C"})  # fmt: skip
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate(timeout=240)
     assert process.returncode == 0, err
     assert "coverage" in out
 
@@ -218,7 +218,7 @@ def test_help_and_list_import_nothing_heavy():
     )
     for words in (["--help"], ["list", "--json"], ["list"], ["run", "--help"]):
         process = child("-c", code, *words)
-        _, err = process.communicate(timeout=60)
+        _, err = process.communicate(timeout=240)
         assert process.returncode == 0
         assert err.strip() == "[]"
 
@@ -256,7 +256,7 @@ def test_the_shell_is_given_ids():
     process = child("-m", "orrery.cli",
                     env={"_ORRERY_COMPLETE": "complete_bash", "COMP_WORDS": "orrery run push",
                          "COMP_CWORD": "2", "_TYPER_COMPLETE_TESTING": "1"})  # fmt: skip
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate(timeout=240)
     assert "push-gossip" in out, err
 
 
