@@ -37,7 +37,9 @@ def child(*words: str, **options) -> subprocess.Popen:
     env = {**os.environ, "PYTHONPATH": str(SOURCE), "OMP_NUM_THREADS": "1"}
     return subprocess.Popen(
         [sys.executable, *words], env={**env, **options.pop("env", {})}, stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE, text=True, **options,
+        stderr=subprocess.PIPE, text=True,
+        # A shell ignores Ctrl-C for what it runs in the background, and children inherit that.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL), **options,
     )  # fmt: skip
 
 
