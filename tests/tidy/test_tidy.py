@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import re
-import subprocess
 import tomllib
 from pathlib import Path
 
@@ -14,14 +13,6 @@ ROOT = Path(__file__).resolve().parents[2]
 SRC = ROOT / "src" / "orrery"
 PY = sorted(p for p in SRC.rglob("*.py"))
 STEMS = sorted(p for p in (SRC / "systems").rglob("*.toml"))
-
-
-def tracked():
-    """The files of the checkout that git knows (all files, where there is no git)."""
-    listed = subprocess.run(
-        ["git", "-C", str(ROOT), "ls-files"], capture_output=True, text=True, check=False
-    ).stdout.split("\n")
-    return [ROOT / name for name in listed if name and (ROOT / name).is_file()] or PY
 
 
 @pytest.mark.parametrize("path", PY, ids=lambda p: str(p.relative_to(SRC)))
@@ -98,14 +89,6 @@ def test_public_names_have_docstrings():
         for node in ast.parse(path.read_text()).body:
             if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
                 assert ast.get_docstring(node), f"{path.relative_to(ROOT)}: class {node.name}"
-
-
-def test_the_project_speaks_of_itself_alone():
-    words = re.compile(r"\b(subagent|chatgpt|claude|openai assistant)\b", re.IGNORECASE)
-    for path in tracked():
-        if path.suffix in {".py", ".md", ".toml", ".c", ".h", ".cff"} and path != Path(__file__):
-            found = words.search(path.read_text(errors="ignore"))
-            assert not found, f"{path.relative_to(ROOT)}: {found and found.group()}"
 
 
 def test_versions_agree():
