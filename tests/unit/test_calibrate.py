@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import math
+from typing import ClassVar
 
 import pytest
 
-from orrery import World
+from orrery import Node, Problem, World, rpc
 from orrery.base.errors import UsageError
 from orrery.lab import prediction
-from orrery.lab.calibrate import at_size, calibrate, figure, processors_of, solve
+from orrery.lab.calibrate import at_size, calibrate, figure, own_work, processors_of, solve
 from orrery.lab.prediction import KB, Point, Sample, judge_row, predict, quietest, table, tally
 from orrery.lab.probe import (
     HUGE_B,
-    LARGE_B,
     REPORT_SIZES,
     SIZES,
     SMALL_B,
@@ -25,9 +25,36 @@ from orrery.lab.probe import (
 US = 1e-6
 
 
+class Reader(Node):
+    """Sums what it gets, some times over."""
+
+    times: int = 1
+
+    @rpc
+    async def read(self, data: bytes) -> int:
+        return sum(sum(data) for _ in range(self.times))
+
+
+class Sending(Problem):
+    """Bytes to every node, a few times."""
+
+    port: ClassVar[type] = Reader
+    size_B: int = 1024
+
+    async def drive(self, driver):
+        for node in [*driver.nodes] * 3:
+            await driver.ask(node, Reader.read, bytes(self.size_B // 16))
+
+
 def made_up(cross=400 * US, sync=2e-3):
     """Samples of a machine on which sending costs 30 us and 1 ns/B, receiving 60 us and 2 ns/B."""
-    found = {"idle": 0.0, "cross": cross, "core_flops": 1e10, "memory_Bps": 1e10}
+    found = {
+        "idle": 0.0,
+        "receive_awake": 20 * US + 2e-9 * SMALL_B,
+        "cross": cross,
+        "core_flops": 1e10,
+        "memory_Bps": 1e10,
+    }
     for size_B in SIZES:
         found[f"receive_{size_B}"] = 60 * US + 2e-9 * size_B
         found[f"ping_cpu_{size_B}"] = 30 * US + 1e-9 * size_B + 60 * US
@@ -44,14 +71,14 @@ def made_up(cross=400 * US, sync=2e-3):
 
 def test_costs_are_found_again():
     spec = processors_of(made_up(), cores=2)
-    assert spec.receive.fixed_s == pytest.approx(60 * US)
+    assert spec.receive.fixed_s == pytest.approx(20 * US)
     assert spec.receive.per_B_s == pytest.approx(2e-9)
     assert spec.send.fixed_s == pytest.approx(30 * US)
-    assert spec.send.large_per_B_s == pytest.approx(1e-9)
+    assert [each.per_B_s for each in spec.send.bends] == pytest.approx([1e-9] * (len(SIZES) - 2))
+    assert spec.wake_s == pytest.approx(40 * US)
     assert spec.transfer_in.fixed_s == pytest.approx(50 * US)
     assert spec.sync.fixed_s == pytest.approx(100 * US)
     assert spec.hear.fixed_s == pytest.approx(80 * US)
-    assert spec.large_B == LARGE_B
 
 
 def test_the_solved_world_gives_the_measured_times_back():
@@ -132,7 +159,21 @@ def test_predictions_are_repeatable_and_grow_with_the_work():
     small = predict(Point("ring", 3, 64 * KB), world)
     assert small == predict(Point("ring", 3, 64 * KB), world)
     assert small < predict(Point("ring", 7, 64 * KB), world)
+    assert Point("ring", 3, KB).work(times=7)[1].rounds == 7
     assert predict(POINT, world) < predict(Point("raft_latency", 5, 1 << 20), world)
+
+
+def test_own_work_is_measured_where_the_code_runs():
+    """A part that computes a thousand times more has more work of its own, and bytes count."""
+    world = solve(made_up(), cores=2)
+    light = own_work(world, lambda size_B: (Reader(), Sending(size_B=size_B)))
+    heavy = own_work(world, lambda size_B: (Reader(times=50), Sending(size_B=size_B)))
+    assert light.fixed_s > 0 and light.per_B_s < heavy.per_B_s
+
+
+def test_own_work_needs_shared_processors():
+    with pytest.raises(UsageError, match="shares no processors"):
+        prediction.calibrated_for(World.lan(3), "ring")
 
 
 def test_this_machine_becomes_a_world(tmp_path):

@@ -8,7 +8,7 @@ import pytest
 from orrery import Node, Problem, Worker, World, rpc, run
 from orrery.base.errors import WorldError
 from orrery.engines.virtual import kernel as kernels
-from orrery.world.processors import Cost, Processors
+from orrery.world.processors import Bend, Cost, Processors
 
 MS = 1e-3
 KERNELS = ["python", "c"]
@@ -17,6 +17,10 @@ KERNELS = ["python", "c"]
 def world(n=3, **costs):
     return World.lan(n, latency_s=0.0, jitter=0.0, bandwidth_Bps=1e15,
                      processors=Processors(**{"cores": 1, **costs}))  # fmt: skip
+
+
+def bend(from_B, per_B_s):
+    return Bend(from_B=from_B, per_B_s=per_B_s)
 
 
 class Echo(Node):
@@ -59,7 +63,10 @@ def test_a_world_without_processors_keeps_its_hash_and_its_time():
 
 
 def test_a_world_with_processors_goes_through_toml_whole():
-    before = world(send=Cost(fixed_s=1e-5, per_B_s=1e-9, large_per_B_s=2e-9), flush_Bps=1e9)
+    before = world(
+        send=Cost(fixed_s=1e-5, per_B_s=1e-9, bends=(Bend(from_B=4096, per_B_s=2e-9),)),
+        flush_Bps=1e9,
+    )
     assert World.from_toml(before.to_toml()) == before
     assert World.from_toml(before.to_toml()).hash == before.hash
 
@@ -70,7 +77,7 @@ def test_the_source_is_a_note_and_not_part_of_the_hash():
 
 @pytest.mark.parametrize(
     "bad", [{"cores": 0}, {"cores": 1.5}, {"flush_Bps": 0.0}, {"flush_Bps": float("nan")},
-            {"send": Cost}, {"large_B": -1.0}, {"core": 2}]
+            {"send": Cost}, {"wake_s": -1.0}, {"core": 2}]
 )  # fmt: skip
 def test_bad_processors_are_refused_by_name(bad):
     with pytest.raises((WorldError, TypeError)):
@@ -83,11 +90,33 @@ def test_bad_costs_are_refused_by_name(bad):
         Cost(fixed_s=bad)
 
 
-def test_bytes_beyond_the_large_size_have_their_own_price():
-    cost = Cost(fixed_s=1.0, per_B_s=0.5, large_per_B_s=2.0)
-    assert cost.seconds(4, large_B=10) == 3.0
-    assert cost.seconds(12, large_B=10) == 10.0
-    assert Cost(per_B_s=0.5).seconds(12, large_B=10) == 6.0
+def test_bytes_beyond_a_bend_have_their_own_price():
+    cost = Cost(fixed_s=1.0, per_B_s=0.5, bends=(bend(10, 2.0), bend(20, 0.0)))
+    assert [cost.seconds(size_B) for size_B in (4, 12, 20, 99)] == [3.0, 10.0, 26.0, 26.0]
+    assert Cost(per_B_s=0.5).seconds(12) == 6.0
+
+
+@pytest.mark.parametrize("sizes", [(20, 10), (10, 10)])
+def test_bends_rise(sizes):
+    with pytest.raises(WorldError, match="sort them"):
+        Cost(bends=tuple(bend(size_B, 1.0) for size_B in sizes))
+
+
+def test_waking_and_own_work_cost_the_node_that_gets_a_message():
+    """One ask, handled in 1 ms; node and driver are idle, and need 2 ms more each to wake up."""
+    alone = last_s(world(1, cores=8))
+    own = last_s(world(1, cores=8, own=Cost(fixed_s=MS)))
+    woken = last_s(world(1, cores=8, own=Cost(fixed_s=MS), wake_s=2 * MS))
+    assert own - alone == pytest.approx(1 * MS, abs=1e-9)
+    assert woken - alone == pytest.approx(5 * MS, abs=1e-9)
+
+
+def test_a_busy_node_need_not_be_woken():
+    """Three asks in a row to one core of nodes: the driver's answers find it busy receiving."""
+    cost = {"receive": Cost(fixed_s=10 * MS), "cores": 8}
+    idle, awake = last_s(world(3, **cost)), last_s(world(3, wake_s=MS, **cost))
+    # Each node wakes once and the driver once, for the first of three answers.
+    assert awake - idle == pytest.approx(2 * MS, abs=1e-9)
 
 
 @pytest.mark.parametrize("kernel", KERNELS)

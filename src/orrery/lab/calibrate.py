@@ -2,7 +2,7 @@
 
 A probe runs on three real processes over the loopback (see `probe`). Costs are processor time; what
 is not processor time (a wake-up, the disk's own wait) is the rest of the measured time, after the
-same probe in virtual time has taken its share. Sizes are 1 KB, and two larger ones for what a byte
+same probe in virtual time has taken its share. Sizes are 1 KB, and larger ones for what a byte
 costs. Nothing is fitted to any system.
 """
 
@@ -13,15 +13,17 @@ import datetime
 import platform
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
+
+import numpy as np
 
 from orrery.base.errors import PlatformLacks, UsageError
 from orrery.lab.probe import (
     FULL,
     HUGE_B,
-    LARGE_B,
     NODES,
     QUICK,
     REPORT_SIZES,
@@ -34,14 +36,17 @@ from orrery.lab.probe import (
     quiet_part,
     usable_cores,
 )
+from orrery.lab.run import run
 from orrery.lab.stats import mean_interval, p50
 from orrery.parts import Problem
 from orrery.world import Disk, World, machine
-from orrery.world.processors import Cost, Processors
+from orrery.world.processors import Bend, Cost, Processors
 
 # A wire that costs nothing: on one machine the bytes cost processor time alone.
 NO_WIRE_BPS = 1e15
-LIMIT_S = 120.0
+LIMIT_S = 240.0
+# Where a part's own computing is measured: a size near nothing, and one that shows the bytes.
+OWN_SIZES = (1 << 10, 128 << 10)
 
 
 class Figure(NamedTuple):
@@ -115,40 +120,70 @@ def _temporary_in(folder: Path | None) -> Iterator[None]:
 def processors_of(samples: Samples, cores: int) -> Processors:
     """The costs of the samples' medians, as the world's processors."""
     m = {name: p50(values) for name, values in samples.items()}
-    receive = _cost_of({size_B: m[f"receive_{size_B}"] for size_B in SIZES})
-    # A ping costs its sender the sending of the data and the receiving of an empty answer.
-    send = _cost_of(
-        {size_B: m[f"ping_cpu_{size_B}"] - receive.fixed_s for size_B in SIZES}
-    )  # fmt: skip
+    wake_s = max(m[f"receive_{SMALL_B}"] - m["receive_awake"], 0.0)
+    receive = _cost_of({size_B: m[f"receive_{size_B}"] - wake_s for size_B in SIZES})
+    # A ping costs its sender the sending of the data, and waking up for an empty answer.
+    note_s = wake_s + receive.fixed_s
+    send = _cost_of({size_B: m[f"ping_cpu_{size_B}"] - note_s for size_B in SIZES})
     # Who passes arrays on sends one, takes one in, and sends and gets a small message for each.
-    note_s = send.fixed_s + receive.fixed_s
+    note_s += send.fixed_s
     half = _cost_of({size_B: (m[f"pass_cpu_{size_B}"] - note_s) / 2 for size_B in SIZES})
     syncs = {size_B: m[f"sync_cpu_{size_B}"] - m[f"write_{size_B}"] for size_B in SIZES}
     return Processors(
         cores=cores, send=send, receive=receive,
+        wake_s=wake_s,
         transfer_out=half, transfer_in=half,
         write=_cost_of({size_B: m[f"write_{size_B}"] for size_B in SIZES}),
-        sync=_cost_of(syncs), report=_line_of(m, "report"), hear=_line_of(m, "hear"),
-        large_B=float(LARGE_B),
+        sync=_cost_of(syncs),
+        report=_cost_of({size_B: m[f"report_{size_B}"] for size_B in REPORT_SIZES}),
+        hear=_cost_of({size_B: m[f"hear_{size_B}"] for size_B in REPORT_SIZES}),
     )  # fmt: skip
 
 
-def _cost_of(seconds: dict[int, float]) -> Cost:
-    """A fixed cost and two slopes through three sizes; none of them below nothing."""
-    small_s, large_s, huge_s = (max(seconds[size_B], 0.0) for size_B in SIZES)
-    per_B_s = max(large_s - small_s, 0.0) / (LARGE_B - SMALL_B)
+def _cost_of(seconds: Mapping[int, float]) -> Cost:
+    """The cost whose bends lie at the measured sizes; it never falls, whatever the noise says."""
+    sizes = sorted(seconds)
+    rising = np.maximum.accumulate([max(seconds[size_B], 0.0) for size_B in sizes])
+    slopes = [float(slope) for slope in np.diff(rising) / np.diff(sizes)]
     return Cost(
-        fixed_s=max(small_s - per_B_s * SMALL_B, 0.0), per_B_s=per_B_s,
-        large_per_B_s=max(huge_s - large_s, 0.0) / (HUGE_B - LARGE_B),
+        fixed_s=max(float(rising[0]) - slopes[0] * sizes[0], 0.0), per_B_s=slopes[0],
+        bends=tuple(
+            Bend(from_B=float(size_B), per_B_s=slope)
+            for size_B, slope in zip(sizes[1:-1], slopes[1:], strict=True)
+        ),
     )  # fmt: skip
 
 
-def _line_of(m: dict[str, float], name: str) -> Cost:
-    """A fixed cost and one slope through the two sizes of records."""
-    low_B, high_B = REPORT_SIZES
-    low_s, high_s = m[f"{name}_{low_B}"], m[f"{name}_{high_B}"]
-    per_B_s = max(high_s - low_s, 0.0) / (high_B - low_B)
-    return Cost(fixed_s=max(low_s - per_B_s * low_B, 0.0), per_B_s=per_B_s)
+def own_work(world: World, work: Callable[[int], tuple[Any, Problem]]) -> Cost:
+    """What a part itself computes for each message and each byte that it gets.
+
+    `work(size_B)` gives the part and a problem whose values have that size. In virtual time a
+    part's code runs as it is, so what it needs is measured there, on three nodes.
+    """
+    small, large = (_computed(world, *work(size_B)) for size_B in OWN_SIZES)
+    fixed_s = small.cpu_s / small.messages
+    more_B = large.bytes / large.messages - small.bytes / small.messages
+    per_B_s = (large.cpu_s / large.messages - fixed_s) / more_B
+    return Cost(fixed_s=fixed_s, per_B_s=max(per_B_s, 0.0))
+
+
+class Computed(NamedTuple):
+    """What a virtual run needed: processor seconds, and what its nodes got."""
+
+    cpu_s: float
+    messages: int
+    bytes: int
+
+
+def _computed(world: World, part: Any, problem: Problem) -> Computed:
+    """The least of a few runs, as whatever else happens can only add to it."""
+    found = []
+    for _ in range(5):
+        began = time.process_time()
+        done = run(part, problem=problem, world=at_size(world, NODES), seed=1)
+        spent_s = time.process_time() - began
+        found.append(Computed(spent_s, done.messages + done.extra["transfers"], done.bytes))
+    return min(found)
 
 
 def calibrate(
@@ -175,8 +210,9 @@ def solve(samples: Samples, cores: int, folder: Path | None = None) -> World:
     sync_s = _virtual(world, "disk")[f"sync_{SMALL_B}"]
     fsync_s = max(m[f"sync_{SMALL_B}"] - sync_s, 0.0)
     world = _world(spec, m, latency_s, fsync_s, folder)
+    noted = {"source": _source(samples)}
     flush_Bps = _find_flush(world, m[f"sync_{HUGE_B}"])
-    return world.with_(processors={"flush_Bps": flush_Bps, "source": _source(samples)})
+    return world.with_(processors=noted if flush_Bps is None else noted | {"flush_Bps": flush_Bps})
 
 
 def _find_latency(world: World, measured_s: float) -> float:
@@ -189,8 +225,13 @@ def _find_latency(world: World, measured_s: float) -> float:
     return low
 
 
-def _find_flush(world: World, measured_s: float) -> float:
-    """The speed of one disk under all nodes at which big syncs take the measured time."""
+def _find_flush(world: World, measured_s: float) -> float | None:
+    """The speed of one disk under all nodes at which big syncs take the measured time.
+
+    None where processor time alone takes as long: then the disk is never what one waits for.
+    """
+    if _virtual(world, "disk")[f"sync_{HUGE_B}"] >= measured_s:
+        return None
     slow, fast = 1e6, 1e12
     for _ in range(24):
         middle = (slow * fast) ** 0.5
@@ -253,13 +294,9 @@ def _spread(samples: Samples, size_B: int) -> str:
 
 def figures(samples: Samples, world: World) -> list[Figure]:
     """The figures that people ask for, with their intervals."""
-    spec = world.processors
-    assert spec is not None
     fsync_s, trips = world.machine_of(0).disk.fsync_s, samples[f"ping_{SMALL_B}"]
     lows = samples[f"ping_low_{SMALL_B}"]
     cross_s, sync_s = p50(samples["cross"]), p50(samples[f"sync_{SMALL_B}"])
-    flush_Bps = spec.flush_Bps or NO_WIRE_BPS
-    big_s = p50(samples[f"sync_{HUGE_B}"])
 
     def each(name: str, unit: str, how: str, values: list[float]) -> Figure:
         return figure(name, unit, how, values)
@@ -278,8 +315,8 @@ def figures(samples: Samples, world: World) -> list[Figure]:
              [HUGE_B / s for s in samples[f"move_{HUGE_B}"]]),
         each("fsync_s", "s", "append 1 KB and fsync, 3 nodes at once; beyond processor time",
              around(fsync_s, samples[f"sync_{SMALL_B}"], sync_s)),
-        each("write_Bps", "B/s", "the disk under all nodes, from fsyncs of 2 MB",
-             around(flush_Bps, samples[f"sync_{HUGE_B}"], big_s)),
+        each("write_Bps", "B/s", "3 nodes append 2 MB each and fsync, all together",
+             [NODES * HUGE_B / s for s in samples[f"sync_{HUGE_B}"]]),
         each("core_flops", "flop/s", "numpy fp32 512x512 product on one core",
              samples["core_flops"]),
         each("memory_Bps", "B/s", "copy of 16 MiB by one core", samples["memory_Bps"]),
@@ -296,5 +333,5 @@ def cost_figures(samples: Samples) -> list[Figure]:
 
 __all__ = [
     "FULL", "QUICK", "Effort", "Figure", "at_size", "calibrate", "cost_figures", "figure",
-    "figures", "measure", "processors_of", "solve",
+    "figures", "measure", "own_work", "processors_of", "solve",
 ]  # fmt: skip

@@ -18,8 +18,8 @@ import numpy as np
 
 from orrery.base.errors import DeadlineExceeded, Refused, UsageError
 from orrery.base.violation import Violation
-from orrery.lab.calibrate import at_size
-from orrery.lab.probe import machine_busy_s, others_cores, usable_cores
+from orrery.lab.calibrate import at_size, own_work
+from orrery.lab.probe import NODES, machine_busy_s, others_cores, usable_cores
 from orrery.lab.run import run
 from orrery.lab.stats import mean_interval, p50
 from orrery.parts import Count, Driver, Metric, Node, Outcome, Problem, Whole, Worker, rpc
@@ -30,6 +30,8 @@ from orrery.world import World
 
 BAR = 0.25
 KB, MB = 1 << 10, 1 << 20
+MOST_WAKE_S = 1e-3
+OWN_TIMES = 100
 Verdict = Literal["within", "outside", "inconclusive"]
 
 
@@ -207,12 +209,12 @@ class Point(msgspec.Struct, frozen=True):
         return {"raft_latency": "latency_p50_s", "raft_throughput": "commits_per_s",
                 "ring": "time_s"}[self.what]  # fmt: skip
 
-    def work(self) -> tuple[Any, Problem]:
-        """The part and the problem; the same for both engines."""
+    def work(self, times: int = 0) -> tuple[Any, Problem]:
+        """The part and the problem, the same for both engines; `times` to do it, if it matters."""
         if self.what == "ring":
-            return Ring(), Sums(array_B=self.size_B, rounds=13)
+            return Ring(), Sums(array_B=self.size_B, rounds=times or 13)
         clients = 4 if self.what == "raft_throughput" else 1
-        commits = 40 if self.size_B <= KB else 24 if self.size_B < MB else 8
+        commits = times or (40 if self.size_B <= KB else 24 if self.size_B < MB else 8)
         # Timeouts far above the time of a commit, so that a busy machine calls no election.
         part = QuietRaft(election_s=0.8, heartbeat_s=0.2)
         return part, Commits(value_B=self.size_B, commits=commits, clients=clients)
@@ -273,6 +275,35 @@ def judge_row(point: Point, predicted: float, kept: Sequence[Sample], bar: float
         error=error, verdict=verdict, samples=values,
         others_cores=others,
     )  # fmt: skip
+
+
+def calibrated_for(world: World, what: Any, *, repeats: int = 5, patience_s: float = 10.0) -> World:
+    """The calibrated world in which the workload's part computes too.
+
+    What it computes is measured in virtual time, where its code runs too. That code is warm there;
+    on real nodes that wait most of the time it is not. So waking up costs so much that three real
+    nodes with 1 KB take the time that they take.
+    """
+    spec = world.processors
+    if spec is None:
+        raise UsageError("calibrated_for: the world shares no processors; take one of `calibrate`")
+    own = own_work(world, lambda size_B: Point(what, NODES, size_B).work(OWN_TIMES))
+    seen, point = [], Point(what, NODES, KB)
+    for seed in range(1, repeats + 1):
+        wait_for_quiet(patience_s)
+        seen.append(observe(point, seed).value)
+    measured = p50(seen)
+
+    def tried(wake_s: float) -> World:
+        return world.replace(processors=spec.replace(own=own, wake_s=wake_s))
+
+    low_s, high_s = 0.0, MOST_WAKE_S
+    for _ in range(14):
+        middle_s = (low_s + high_s) / 2
+        ratio = predict(point, tried(middle_s)) / measured
+        slow = ratio < 1 if what == "raft_throughput" else ratio > 1
+        low_s, high_s = (low_s, middle_s) if slow else (middle_s, high_s)
+    return tried(low_s)
 
 
 def predict(point: Point, world: World) -> float:
@@ -342,10 +373,14 @@ def compare_points(
     tries = 2 * repeats if tries is None else tries
     if not 2 <= repeats <= tries:
         raise UsageError(f"repeats={repeats}, tries={tries}: give 2 <= repeats <= tries")
+    worlds = {
+        what: calibrated_for(world, what, repeats=repeats, patience_s=patience_s)
+        for what in dict.fromkeys(point.what for point in chosen)
+    }
     rows = []
     for point in chosen:
         # Foretold first, so that nothing measured can leak into it.
-        predicted = predict(point, world)
+        predicted = predict(point, worlds[point.what])
         seen = []
         for seed in range(1, tries + 1):
             wait_for_quiet(patience_s)

@@ -20,8 +20,9 @@ from orrery.parts import Driver, Outcome, Problem, Worker, rpc
 from orrery.world import World
 
 NODES = 3
-SMALL_B, LARGE_B, HUGE_B = 1 << 10, 128 << 10, 2 << 20
-SIZES = (SMALL_B, LARGE_B, HUGE_B)
+SMALL_B, HUGE_B = 1 << 10, 2 << 20
+# What a byte costs is far from constant: it jumps where buffers are mapped anew each time.
+SIZES = (SMALL_B, 16 << 10, 64 << 10, 256 << 10, 512 << 10, 1 << 20, HUGE_B)
 # Records are small, and must fit into what the line to the parent holds.
 REPORT_SIZES = (SMALL_B, 16 << 10)
 
@@ -217,6 +218,10 @@ class Probing(Problem):
             drips = driver.ask(0, Probe.drip, 1, size_B, count, gap_s)
             _, _, cpu_1 = await self._cost(driver, drips)
             found[f"receive_{size_B}"] = max(cpu_1 / count - found["idle"] * gap_s, 0.0)
+        # Messages without a pause find their receiver awake.
+        count = self.effort.calls
+        _, _, cpu_1 = await self._cost(driver, driver.ask(0, Probe.drip, 1, SMALL_B, count, 0.0))
+        found["receive_awake"] = cpu_1 / count
         told = await driver.all(
             *(driver.ask(node, Probe.pings, (node + 1) % NODES, SMALL_B, self.effort.calls)
               for node in driver.nodes)

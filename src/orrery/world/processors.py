@@ -16,27 +16,45 @@ from orrery.world.spec import NonNegative, Positive, Spec, Text
 Cores = Annotated[int, Meta(ge=1, le=1024)]
 
 
+class Bend(Spec, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """From so many bytes on, each further byte costs this."""
+
+    label: ClassVar[str] = "bend"
+    from_B: Positive
+    per_B_s: NonNegative
+
+
 class Cost(Spec, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Processor seconds of one operation: a fixed part, and a part for each byte.
 
-    Bytes beyond `Processors.large_B` cost `large_per_B_s` each, as buffers that large leave the
-    caches and are mapped anew each time; left out, they cost `per_B_s` like the others.
+    What a byte costs changes with the size of the whole, as larger buffers leave the caches or are
+    mapped anew each time; `bends` say where, in rising order.
     """
 
     label: ClassVar[str] = "cost"
     fixed_s: NonNegative = 0.0
     per_B_s: NonNegative = 0.0
-    large_per_B_s: NonNegative | None = None
+    bends: tuple[Bend, ...] = ()
 
-    def seconds(self, size_B: float, large_B: float) -> float:
+    def _check(self) -> None:
+        starts = [bend.from_B for bend in self.bends]
+        if starts != sorted(set(starts)):
+            raise self._refuse("bends", f"sizes {starts} do not rise", "sort them by from_B")
+
+    def seconds(self, size_B: float) -> float:
         """The processor time of an operation on so many bytes.
 
-        >>> Cost(fixed_s=1.0, per_B_s=0.5, large_per_B_s=2.0).seconds(12, large_B=10)
-        10.0
+        >>> bent = Cost(fixed_s=1.0, per_B_s=0.5, bends=(Bend(from_B=10, per_B_s=2.0),))
+        >>> bent.seconds(4), bent.seconds(12)
+        (3.0, 10.0)
         """
-        beyond = self.per_B_s if self.large_per_B_s is None else self.large_per_B_s
-        near_B = min(size_B, large_B)
-        return self.fixed_s + near_B * self.per_B_s + (size_B - near_B) * beyond
+        took_s, at_B, per_B_s = self.fixed_s, 0.0, self.per_B_s
+        for bend in self.bends:
+            if size_B <= bend.from_B:
+                break
+            took_s += (bend.from_B - at_B) * per_B_s
+            at_B, per_B_s = bend.from_B, bend.per_B_s
+        return took_s + (size_B - at_B) * per_B_s
 
 
 class Processors(Spec, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -47,7 +65,8 @@ class Processors(Spec, frozen=True, kw_only=True, forbid_unknown_fields=True):
     transfer_out, transfer_in  a bulk array, likewise
     write, sync                a write or an append, and an fsync (which leaves its node free)
     report, hear               what a node emits: at the node, and at the driver that records it
-    large_B                    from how many bytes on a byte costs `large_per_B_s`
+    wake_s                     what a message or array costs more that finds its node idle
+    own                        what the part itself computes for each message or array that it gets
     flush_Bps                  what one disk under all nodes writes at an fsync; left out, each
                                node has a disk of its own
     """
@@ -62,10 +81,10 @@ class Processors(Spec, frozen=True, kw_only=True, forbid_unknown_fields=True):
     sync: Cost = Cost()
     report: Cost = Cost()
     hear: Cost = Cost()
-    # The size from which the C library maps memory anew for each buffer (M_MMAP_THRESHOLD).
-    large_B: Positive = 131072.0
+    wake_s: NonNegative = 0.0
+    own: Cost = Cost()
     flush_Bps: Positive | None = None
     source: Text = ""
 
 
-__all__ = ["Cost", "Processors"]
+__all__ = ["Bend", "Cost", "Processors"]

@@ -37,6 +37,7 @@ class SharedCores:
 
     def __init__(self, engine: Engine, spec: Processors) -> None:
         self.spec = spec
+        self._size = engine.size
         self._kernel = engine.kernel
         self._core_free_ns = [0] * spec.cores
         self._node_free_ns: dict[int, int] = {}
@@ -44,18 +45,32 @@ class SharedCores:
 
     def charge(self, host: int, size_B: int, receiving: bool) -> int:
         """What a kernel asks at each end of a message: how many ns it has to wait."""
-        cost = self.spec.receive if receiving else self.spec.send
-        return self.work(host, cost, size_B) - int(self._kernel.now)
+        spec, now_ns = self.spec, int(self._kernel.now)
+        if not receiving:
+            return self.work(host, size_B, spec.send) - now_ns
+        return self.take(host, size_B, spec.receive) - now_ns
 
-    def work(self, host: int, cost: Cost, size_B: int, *, beside: bool = False) -> int:
+    def take(self, host: int, size_B: int, cost: Cost) -> int:
+        """Take a message or an array in, and do with it what the part does; the time of its end.
+
+        The driver is not a part, so it has no work of its own.
+        """
+        own = (self.spec.own,) if host < self._size else ()
+        return self.work(host, size_B, cost, *own, wakes=True)
+
+    def work(
+        self, host: int, size_B: int, *costs: Cost, beside: bool = False, wakes: bool = False
+    ) -> int:
         """Do a piece of work as soon as possible; the time at which it ends.
 
-        Work `beside` is done by another thread of the node, so it waits for a core alone.
+        Work `beside` is done by another thread of the node, so it waits for a core alone. Work
+        that `wakes` its node costs more where the node was idle.
         """
-        took_ns = to_ns(cost.seconds(size_B, self.spec.large_B))
-        start_ns = int(self._kernel.now)
+        start_ns, free_ns = int(self._kernel.now), self._node_free_ns.get(host, 0)
+        woken_s = self.spec.wake_s if wakes and free_ns <= start_ns else 0.0
+        took_ns = to_ns(sum(cost.seconds(size_B) for cost in costs) + woken_s)
         if not beside:
-            start_ns = max(start_ns, self._node_free_ns.get(host, 0))
+            start_ns = max(start_ns, free_ns)
         if took_ns:
             core, start_ns = self._find_core(start_ns)
             self._core_free_ns[core] = start_ns + took_ns
@@ -101,8 +116,8 @@ def _emit(
     """What nodes emit goes to the driver's process, which costs both of them time."""
     if node < engine.size:
         size_B = size_of(values)
-        cores.work(node, cores.spec.report, size_B)
-        cores.work(engine.size, cores.spec.hear, size_B)
+        cores.work(node, size_B, cores.spec.report)
+        cores.work(engine.size, size_B, cores.spec.hear)
     engine._emit(now_ns, node, values)
 
 
@@ -120,7 +135,7 @@ class ChargedTransfers(Transfers):
     async def send(self, src: int, dst: int, array: Any, tag: str) -> None:
         if src != dst:
             cores = self._cores
-            await cores.until(src, cores.work(src, cores.spec.transfer_out, int(array.nbytes)))
+            await cores.until(src, cores.work(src, int(array.nbytes), cores.spec.transfer_out))
         await super().send(src, dst, array, tag)
 
     def _arrive(self, src: int, dst: int, tag: str, array: Any, arrived: Any) -> None:
@@ -128,7 +143,8 @@ class ChargedTransfers(Transfers):
         if src == dst:
             super()._arrive(src, dst, tag, array, arrived)
         elif kernel.state[dst]:
-            end_ns = self._cores.work(dst, self._cores.spec.transfer_in, int(array.nbytes))
+            cores = self._cores
+            end_ns = cores.take(dst, int(array.nbytes), cores.spec.transfer_in)
             kernel.call_at(end_ns, partial(self._taken, src, dst, tag, array, arrived))
 
     def _taken(self, src: int, dst: int, tag: str, array: Any, arrived: Any) -> None:
@@ -136,14 +152,14 @@ class ChargedTransfers(Transfers):
         if not engine.kernel.state[dst]:
             return
         self.inbox(dst, src, tag).put(array)
-        end_ns = self._cores.work(dst, self._cores.spec.send, 0)
+        end_ns = self._cores.work(dst, 0, self._cores.spec.send)
         inside = src < engine.size and dst < engine.size
         latency_ns = to_ns(engine.wiring.latency(dst, src)) if inside else 0
         engine.kernel.call_at(end_ns + latency_ns, partial(self._told, src, arrived))
 
     def _told(self, src: int, arrived: Any) -> None:
         if self._engine.kernel.state[src]:
-            end_ns = self._cores.work(src, self._cores.spec.receive, 0)
+            end_ns = self._cores.work(src, 0, self._cores.spec.receive)
             self._engine.kernel.call_at(end_ns, arrived.set)
 
 
@@ -157,7 +173,7 @@ class ChargedDisk(VirtualDisk):
 
     async def _store(self, name: str, data: bytes, append: bool) -> None:
         size_B = len(data) if isinstance(data, bytes | bytearray | memoryview) else 0
-        end_ns = self._cores.work(self._index, self._cores.spec.write, size_B)
+        end_ns = self._cores.work(self._index, size_B, self._cores.spec.write)
         await super()._store(name, data, append)
         self._dirty_B[name] = self._dirty_B.get(name, 0) + size_B
         await self._cores.until(self._index, end_ns)
@@ -165,7 +181,7 @@ class ChargedDisk(VirtualDisk):
     async def fsync(self, name: str) -> None:
         cores = self._cores
         dirty_B = self._dirty_B.pop(name, 0)
-        end_ns = cores.work(self._index, cores.spec.sync, dirty_B, beside=True)
+        end_ns = cores.work(self._index, dirty_B, cores.spec.sync, beside=True)
         await cores.until(self._index, end_ns)
         await cores.until(self._index, cores.flush(dirty_B))
         await super().fsync(name)
