@@ -71,7 +71,8 @@ SECTIONS: dict[str, dict[str, str]] = {
     "Build and verify": {
         "new": "Write the files of a new system, problem or world.",
         "verify": "Verify that equal seeds give equal digests.",
-        "bench": "Measure the event kernel beside its peer.",
+        "validate": "Lay models beside what was measured: a saved engine run, replayed.",
+        "bench": "Measure how fast the event kernel and the serving model are.",
         "calibrate": "Measure this machine and write it down as a world.",
         "doctor": "Tell what works on this machine, and how to mend what does not.",
     },

@@ -1,7 +1,8 @@
-"""`orrery bench`: how fast the event kernel is here."""
+"""`orrery bench`: how fast the event kernel and the serving model are here."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -10,12 +11,12 @@ from orrery.cli.asking import check_number
 from orrery.cli.common import Json, answer, new_app, say, strong, talk
 from orrery.cli.table import print_table
 
-app = new_app(no_args_is_help=True, help="Measure the event kernel beside its peer.")
+app = new_app(no_args_is_help=True, help="Measure how fast the simulator is.")
 
 
 @app.callback()
 def group() -> None:
-    """Measure the event kernel beside its peer."""
+    """Measure how fast the simulator is."""
 
 
 @app.command("kernel")
@@ -49,6 +50,41 @@ def kernel(
     # The memory of 100,000 nodes is part of the full measurement only.
     found = kernel_bench(which, scale=scale, peers=peers, big=scale >= 0.5)
     answer(found, as_json, lambda: _show(found))
+
+
+@app.command("serving")
+def serving(
+    trace: Annotated[
+        Path | None, typer.Option("--trace", help="A workload trace; generated if left out.")
+    ] = None,
+    replicas: Annotated[int, typer.Option("--replicas", help="Replicas of the model.")] = 16,
+    requests: Annotated[
+        int, typer.Option("--requests", help="At most so many; 0: all of the trace.")
+    ] = 0,
+    as_json: Json = False,
+) -> None:
+    """Requests simulated per CPU-second, with prefix cache, preemption and a KV-aware router.
+
+    \b
+    Examples:
+      orrery bench serving --replicas 16
+      orrery bench serving --trace AzureLLMInferenceTrace_conv.csv --replicas 1024
+    """
+    from orrery.lab.bench_serving import serving_bench
+
+    check_number("--replicas", replicas, 1, 100_000)
+    check_number("--requests", requests, 0, 10_000_000)
+    found = serving_bench(trace, replicas, requests)
+    answer(found, as_json, lambda: _show_serving(found))
+
+
+def _show_serving(found: dict[str, Any]) -> None:
+    from orrery.base.units import show
+
+    say(strong(f"{show(found['requests_per_cpu_s'])} requests per CPU-second"))
+    say(f"{found['requests']} requests, {found['replicas']} replicas, {found['cpu_s']:.2f} CPU-s, "
+        f"{found['seconds']:.0f} s of virtual time, {found['rss_mb']:.0f} MB at most, "
+        f"{found['preemptions']} preemptions, hit ratio {found['hit_ratio']:.1%}")  # fmt: skip
 
 
 def _show(found: dict[str, Any]) -> None:

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
-import tomli_w
 
 from orrery.base.errors import FaultError, SpecError, did_you_mean
 from orrery.base.rand import Stream
@@ -83,6 +82,8 @@ def load_faults(path: str | Path) -> tuple[Fault, ...]:
 
 def faults_to_toml(faults: Sequence[Fault]) -> str:
     """The faults as TOML, in the form that `load_faults` reads."""
+    import tomli_w  # only who writes faults needs it
+
     return tomli_w.dumps({"faults": [to_data(fault) for fault in faults]})
 
 

@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
 import msgspec
-import tomli_w
 from msgspec import Meta
 
 from orrery.base.errors import FaultError, WorldError, did_you_mean
@@ -296,6 +295,8 @@ class World(Makers, frozen=True, kw_only=True, forbid_unknown_fields=True, dict=
 
     def to_toml(self) -> str:
         """The world as TOML; `World.from_toml` gives an equal world."""
+        import tomli_w  # only who writes a world needs it
+
         return tomli_w.dumps(self.to_data())
 
     @classmethod

@@ -1,0 +1,1 @@
+"""Models of machines that learn and serve: shapes, step times, KV caches, replicas, policies."""

@@ -1,0 +1,41 @@
+"""Serving: which machine answers which request, and in which order, when a model serves many.
+
+The room's problems with their ports, the classics that answer them, and the published systems. The
+names load when they are first used.
+"""
+
+from __future__ import annotations
+
+from orrery.base.doors import door
+
+_ROOM = "orrery.systems.serve"
+_HOMES = {
+    # the questions
+    "LLMBatching": f"{_ROOM}.problems.llm_batching",
+    "LLMRouting": f"{_ROOM}.problems.llm_routing",
+    "ServingProblem": f"{_ROOM}.problems.cluster",
+    # the ports
+    "Router": "orrery.models.ports",
+    "Scheduler": "orrery.models.ports",
+    # routers
+    "KVAware": f"{_ROOM}.baselines.kv_aware",
+    "LeastKV": f"{_ROOM}.baselines.least_kv",
+    "LeastOutstanding": f"{_ROOM}.baselines.least_outstanding",
+    "PowerOfTwo": f"{_ROOM}.baselines.power_of_two",
+    "RandomChoice": f"{_ROOM}.baselines.random_choice",
+    "RoundRobin": f"{_ROOM}.baselines.round_robin",
+    "SessionSticky": f"{_ROOM}.baselines.session_sticky",
+    "ShortestQueue": f"{_ROOM}.baselines.shortest_queue",
+    # schedulers
+    "AgeingPriority": f"{_ROOM}.baselines.ageing_priority",
+    "Orca": f"{_ROOM}.baselines.orca",
+    "PriorityFirst": f"{_ROOM}.baselines.priority_first",
+    "Sarathi": f"{_ROOM}.baselines.sarathi",
+    "ShortestJob": f"{_ROOM}.baselines.shortest_job",
+    "VllmV1": f"{_ROOM}.baselines.vllm_v1",
+    "WeightedShares": f"{_ROOM}.baselines.weighted_shares",
+}
+
+__all__ = sorted(_HOMES)
+
+__getattr__, __dir__ = door(__name__, _HOMES)

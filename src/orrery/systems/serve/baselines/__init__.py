@@ -1,0 +1,1 @@
+"""The classics of this room; `orrery.systems.serve` gives their names."""

@@ -1,0 +1,1 @@
+"""The questions of this room; `orrery.systems.serve` gives their names."""
