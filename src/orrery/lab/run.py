@@ -143,6 +143,11 @@ def check_call(
         raise UsageError(f"problem={problem!r} is not a Problem; for example Broadcast(values=20)")
     if engine not in ENGINES:
         raise UsageError(f"no engine {engine!r}; {did_you_mean(engine, ENGINES)}")
+    if problem is not None and engine not in problem.engines:
+        raise UsageError(
+            f"{type(problem).__name__} models what is around its part, so it runs on "
+            f"{' and '.join(problem.engines)}, not on {engine!r}"
+        )
     if isinstance(seed, bool) or not isinstance(seed, int):
         raise UsageError(f"seed={seed!r} is not a whole number")
     if until_s is not None and not (isinstance(until_s, int | float) and 0 < until_s < math.inf):

@@ -89,6 +89,8 @@ class Problem(Part):
     port: ClassVar[type] = Node
     # What `measure` reports, with units and directions.
     metrics: ClassVar[Mapping[str, Metric]] = {}
+    # Where it can be run: one that builds a modelled world around its part runs in virtual time.
+    engines: ClassVar[tuple[str, ...]] = ("virtual", "processes")
     # Whether `decisions` is the same in every correct run, so that engines can be compared.
     unique_outcome: ClassVar[bool] = False
 

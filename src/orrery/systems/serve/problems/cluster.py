@@ -195,6 +195,7 @@ class ServingProblem(Problem):
     detect_s: Positive = 0.5
 
     metrics: ClassVar[Mapping[str, Metric]] = METRICS
+    engines: ClassVar[tuple[str, ...]] = ("virtual",)
 
     def world(self) -> World:
         from orrery.world import worlds
