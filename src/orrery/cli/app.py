@@ -63,6 +63,7 @@ SECTIONS: dict[str, dict[str, str]] = {
     "Run and compare": {
         "run": "Run one system on its problem in a world.",
         "compare": "Compare the systems of a problem, with intervals over seeds.",
+        "choose": "Rank the systems for your world and trace; find what flips the answer.",
         "check": "Put a system's published claims to the test.",
         "report": "Write an offline HTML report of stored runs.",
         "replay": "Run a stored run again, event by event, and verify its digest.",
@@ -73,6 +74,7 @@ SECTIONS: dict[str, dict[str, str]] = {
         "verify": "Verify that equal seeds give equal digests.",
         "validate": "Lay models beside what was measured: a saved engine run, replayed.",
         "bench": "Measure how fast the event kernel and the serving model are.",
+        "serve": "Serve a real model to OpenAI clients on the loopback.",
         "calibrate": "Measure this machine and write it down as a world.",
         "doctor": "Tell what works on this machine, and how to mend what does not.",
     },

@@ -52,6 +52,7 @@ def report(
     store: Store | None = None,
     pictures: bool = True,
     commands: Sequence[str] = (),
+    notes: Sequence[str] = (),
 ) -> str:
     """The report as HTML text, below 2 MB; pictures are left out one by one if it grows larger."""
     given = _listed(items)
@@ -64,7 +65,8 @@ def report(
     drawn = _pictures(runs, store) if pictures else []
     heading = title or _title(runs, compared)
     for keep in range(len(drawn), -1, -1):
-        text = _assemble(heading, runs, compared, drawn[:keep], len(drawn) - keep, commands)
+        left_out = len(drawn) - keep
+        text = _assemble(heading, runs, compared, drawn[:keep], left_out, commands, notes)
         if len(text.encode()) < MOST_B:
             return text
     raise UsageError("report: over 2 MB even without pictures; give fewer runs")
@@ -94,8 +96,10 @@ def _title(runs: Sequence[Item], compared: Sequence[Comparison]) -> str:
 def _assemble(
     title: str, runs: Sequence[Item], compared: Sequence[Comparison],
     drawn: Sequence[tuple[str, str]], dropped: int, commands: Sequence[str],
+    notes: Sequence[str],
 ) -> str:  # fmt: skip
     body: list[str] = [page.header(title, _lead(runs, compared))]
+    body += [page.note(text) for text in notes]
     body.append(page.verdicts(_verdicts(runs, compared)))
     body += [_comparison(each) for each in compared]
     for problem in dict.fromkeys(item.problem for item in runs):

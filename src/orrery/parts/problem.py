@@ -7,7 +7,7 @@ violations in what was recorded, `measure` gives the metrics.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
 import msgspec
@@ -106,6 +106,10 @@ class Problem(Part):
             return {"node": part}
         if isinstance(part, Mapping):
             return part
+        return {}
+
+    def axes(self, by: str) -> Mapping[str, Sequence[float]]:
+        """Knobs along which `choose` looks for another answer by a metric, and values to try."""
         return {}
 
     async def drive(self, driver: Driver) -> Any:

@@ -202,6 +202,16 @@ class ServingProblem(Problem):
 
         return worlds.get("h100_pod:8")
 
+    def axes(self, by: str) -> Mapping[str, Sequence[float]]:
+        """More and fewer requests; where targets count, also stricter and laxer ones."""
+        found: dict[str, list[float]] = {}
+        if self.rate_per_s:
+            found["rate_per_s"] = [self.rate_per_s * factor for factor in (0.25, 0.5, 1.5, 3)]
+        if by in ("goodput_per_s", "attainment"):
+            found["ttft_s"] = [self.ttft_s * factor for factor in (0.25, 4)]
+            found["tpot_s"] = [self.tpot_s * factor for factor in (0.5, 2)]
+        return found
+
     def new_scheduler(self, node: int) -> Scheduler:
         """The scheduler of a replica; problems that ask for one give the part under test."""
         return VllmV1(max_tokens=8192)

@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 
 from orrery.base.rand import Stream
 from orrery.models.ports import Scheduler
-from orrery.parts import Count
+from orrery.parts import Count, NonNegative
 from orrery.systems.serve.problems.cluster import ServingProblem
 from orrery.systems.serve.problems.views import Views, batching_views
 from orrery.world import World
@@ -21,6 +21,8 @@ class LLMBatching(ServingProblem):
 
     model: str = "Llama-3.1-8B"
     tp: Count = 1
+    # About what one H100 takes of Azure-like conversations with an 8B model.
+    rate_per_s: NonNegative = 12.0
 
     port: ClassVar[type] = Scheduler
 

@@ -8,7 +8,7 @@ from typing import ClassVar
 from orrery.base.rand import Stream
 from orrery.models.ports import ReplicaView, Router
 from orrery.models.requests import Request
-from orrery.parts import Driver
+from orrery.parts import Driver, NonNegative
 from orrery.systems.serve.problems.cluster import ServingProblem
 from orrery.systems.serve.problems.views import Views, routing_views
 
@@ -19,6 +19,9 @@ class LLMRouting(ServingProblem):
     The router sees every replica as it is (`ReplicaView`): its queue, its batch, its cache. It does
     not see how long an answer will be. Replicas run vLLM's scheduler.
     """
+
+    # About what eight DGX H100 take of Azure-like conversations with a 70B model.
+    rate_per_s: NonNegative = 100.0
 
     port: ClassVar[type] = Router
 
