@@ -26,8 +26,8 @@ def test_the_file_declares_the_shape_of_the_catalogue():
     assert got.params == known.params == 134_515_008
 
 
-def test_its_tokenizer_makes_the_published_tokens():
-    """These ids are those of the model's own tokenizer.json for the same texts."""
+def test_its_tokenizer_keeps_making_the_same_tokens():
+    """The ids are what this tokenizer gave when it was written; text comes back unharmed."""
     tokenizer = Tokenizer.from_gguf(GgufFile(smollm_path()))
     assert tokenizer.encode("Hello, world!") == [19556, 28, 905, 17]
     assert tokenizer.encode("<|im_start|>user\nhi<|im_end|>", control=True)[:3] == [1, 4093, 198]
