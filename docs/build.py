@@ -43,6 +43,9 @@ BEGIN = [
 ]
 LOOK_UP = [
     ("docs/worlds-and-faults.md", "worlds-and-faults.html", "Worlds and faults"),
+    ("docs/serving.md", "serving.html", "Serving language models"),
+    ("docs/workloads.md", "workloads.html", "Workloads"),
+    ("docs/seeing-a-run.md", "seeing-a-run.html", "Seeing a run"),
     ("docs/engines.md", "engines.html", "Engines"),
     ("", "examples.html", "Examples"),
     ("", "cheatsheet.html", "Cheat sheet"),

@@ -13,7 +13,7 @@ from orrery.systems.serve.problems.llm_routing import LLMRouting
 from orrery.world import worlds
 
 # The cache is kept small enough that some requests lose their blocks, as on a busy machine.
-BLOCKS = 2500
+BLOCKS = 1500
 # Requests a second and replica: about what one H100 takes of such requests before queues grow.
 RATE_PER_S = 8.0
 

@@ -14,6 +14,7 @@ from typing import Any
 
 import msgspec
 
+from orrery.base.codec import encode
 from orrery.base.errors import OrreryError, StoreError, UsageError
 from orrery.lab import spans
 from orrery.lab.run import Run, _engine, _roles, judge
@@ -159,22 +160,24 @@ def tapped(
     )
     if isinstance(part, Swarm):
         return judge(engine.run(until_s), problem), []
-    sends, work = _tap(engine), _tap_work(engine)
+    (sends, bent), work = _tap(engine), _tap_work(engine)
     made = judge(engine.run(until_s), problem)
     lost = _undelivered(sends, made)
     made.extra["lost_spans"] = lost
+    made.extra["bent"] = bent
     made.extra["work_spans"] = sorted(work, key=lambda span: (span.start_ns, span.node))
     return made, lost
 
 
-def _tap(engine: Any) -> list[tuple[Any, ...]]:
-    """Note every sending, through the hook by which faults act on messages.
+def _tap(engine: Any) -> tuple[list[tuple[Any, ...]], set[int]]:
+    """Note every sending, through the hook by which faults act on messages; and what liars alter.
 
     The hook changes nothing for a message that it lets pass, so the digest stays the same, and
     replay checks that it did. Each note has the sequence number that the message gets if it is not
     lost: the kernel's next one.
     """
     sends: list[tuple[Any, ...]] = []
+    bent: set[int] = set()
     kernel, traffic = engine.kernel, engine.faults._traffic
     inner = traffic.hook
 
@@ -182,11 +185,25 @@ def _tap(engine: Any) -> list[tuple[Any, ...]]:
         copies = inner(src, dst, slot, args, is_reply)
         count = 1 if copies is None else len(copies)
         sends.append((kernel.now, kernel.seq + 1, count, src, dst, slot.name, is_reply))
+        if copies is not None and src in traffic._liars:
+            for i, (_, to, said) in enumerate(copies):
+                if to != dst or _differs(said, args):
+                    bent.add(kernel.seq + 1 + i)
         return copies
 
     traffic.hook = hook
     traffic._watch(range(engine.size + (engine.problem is not None)), 1)
-    return sends
+    return sends, bent
+
+
+def _differs(said: Any, meant: Any) -> bool:
+    """Whether a node says something else than its part had meant."""
+    if said is meant:
+        return False
+    try:
+        return bool(said != meant)
+    except ValueError:  # arrays have no single answer; then their bytes decide
+        return encode(said) != encode(meant)
 
 
 def _tap_work(engine: Any) -> list[Span]:

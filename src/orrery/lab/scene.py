@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -10,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from orrery.base.errors import UsageError
-from orrery.lab import svg, timeline
-from orrery.lab.spans import Span, life, messages, node_name
+from orrery.lab import story, svg, timeline
+from orrery.lab.spans import Span, life, messages
 from orrery.lab.timeline import TimeAxis
 
 if TYPE_CHECKING:
@@ -22,6 +23,7 @@ FOLD_TO = 14  # a larger world shows this many lines and folds the rest into one
 MOST_ARROWS = 220
 HARD_ARROWS = 3000
 WIDTH = 1120.0
+ROW_PX = ((6, 52.0), (10, 38.0), (20, 30.0), (MOST_ROWS + 1, 22.0))  # fewer lines, more room
 REST = -7  # the row of all nodes that have no line of their own
 
 
@@ -39,6 +41,10 @@ class Scene(msgspec.Struct, kw_only=True):
     computes: list[Span]
     life: list[Span]
     colours: dict[str, int]
+    liars: dict[int, tuple[str, ...]]
+    bent: set[int]  # the sequence numbers of the arrows that a liar has altered
+    repeats: list[tuple[int, int, int]]  # stretches of repeated traffic that are not drawn
+    folded: int  # how many messages these hold
     top: float
     row_px: float
 
@@ -72,7 +78,11 @@ def compose(
         s.start_ns, s.end_ns) if 0 < t < end_ns]  # fmt: skip
     marks += [t for s in troubles if s.name == "Partition" for t in (s.start_ns, s.end_ns)]
     times = [(span.start_ns, span.end_ns) for span in near]
+    again: list[tuple[int, int, int]] = []
+    folded: list[Span] = []
     if from_s is None and until_s is None:
+        again, near, folded = _without_repeats(run, near, shown, marks)
+        times = [(span.start_ns, span.end_ns) for span in near]
         lo, hi = timeline.best_window(times, marks, _anchor(run, troubles), end_ns, MOST_ARROWS)
     arrows = [span for span in near if span.start_ns <= hi and span.end_ns >= lo]
     found = len(arrows)
@@ -100,17 +110,22 @@ def compose(
         and not any(size in (s.node, s.to) for s in (*arrows, *emits))
     ):
         rows.remove(size)  # the clients say nothing in this window
-    left = 34 + max(svg.text_width(label) for label in labels(run, rows, rest))
+    liars = {node: ways for node, ways in story.liars(run).items() if node in rows}
+    left = 34 + max(svg.text_width(label) for label in labels(run, rows, rest, liars))
     used = Counter(span.name for span in (*arrows, *lost))
     colours = {name: i for i, (name, _) in enumerate(
         sorted(used.items(), key=lambda item: (-item[1], item[0])))}  # fmt: skip
-    bands = any(s.kind == "fault" and s.node < 0 and lo <= s.end_ns for s in troubles)
-    row_px = 38.0 if len(rows) <= 10 else 30.0 if len(rows) <= 20 else 22.0
+    bands = any(is_band(s) and lo <= s.end_ns for s in troubles)
+    row_px = next(px for most, px in ROW_PX if len(rows) <= most)
+    bent = run.extra.get("bent", frozenset())
     return Scene(
         run=run, rows=rows, rest=rest, axis=TimeAxis((lo, hi), busy, latency, left, WIDTH - 28),
         arrows=arrows, left_out=left_out, lost=lost, emits=emits, computes=computes,
         life=[s for s in troubles if s.start_ns <= hi and s.end_ns >= lo],
-        colours=colours, top=122.0 if bands else 104.0, row_px=row_px,
+        colours=colours, top=122.0 if bands else 104.0, row_px=row_px, liars=liars,
+        bent={s.seq for s in arrows if s.seq in bent and s.node in liars},
+        repeats=[each for each in again if lo <= each[0] and each[1] <= hi],
+        folded=sum(lo <= s.start_ns <= hi for s in folded),
     )  # fmt: skip
 
 
@@ -215,9 +230,39 @@ def _emits_in(run: Run, shown: set[int], lo: int, hi: int) -> list[Span]:
     return found[:HARD_ARROWS]
 
 
-def labels(run: Run, rows: Sequence[int], rest: int) -> list[str]:
+def _without_repeats(
+    run: Run, near: list[Span], shown: set[int], marks: list[int]
+) -> tuple[list[tuple[int, int, int]], list[Span], list[Span]]:
+    """Of a run too long to show whole: where traffic repeats itself, and the arrows without it."""
+    times = [(span.start_ns, span.end_ns) for span in near]
+    idle_ns = 6 * timeline.usual_latency_ns(times)
+    if len(near) <= MOST_ARROWS and len(timeline.bursts(times, idle_ns)) <= timeline.MOST_BURSTS:
+        return [], near, []
+    told = [round(record.time_s * 1e9) for record in run.records if record.node in shown]
+    said = [(s.start_ns, s.end_ns, (s.node, s.to, s.name, s.kind)) for s in near]
+    again = timeline.repeats(said, idle_ns, [*marks, *told])
+    if not again:
+        return [], near, []
+    starts = [start for start, _, _ in again]
+
+    def hidden(span: Span) -> bool:
+        at = bisect_right(starts, span.start_ns) - 1
+        return at >= 0 and span.start_ns <= again[at][1]
+
+    return again, [s for s in near if not hidden(s)], [s for s in near if hidden(s)]
+
+
+def is_band(span: Span) -> bool:
+    """Whether a fault is drawn over all lines; liars are marked on their own."""
+    return span.kind == "fault" and span.node < 0 and span.name != "Byzantine"
+
+
+def labels(
+    run: Run, rows: Sequence[int], rest: int, liars: dict[int, tuple[str, ...]]
+) -> list[str]:
     """What stands at the left of each line."""
-    return [node_name(node, run) for node in rows] + ([rest_label(rest)] if rest else [])
+    names = [story.row_name(node, liars, run) for node in rows]
+    return names + ([rest_label(rest)] if rest else [])
 
 
 def rest_label(rest: int) -> str:

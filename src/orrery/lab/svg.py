@@ -31,6 +31,8 @@ _RULES = (  # class, property, light, dark
     ("halo", "stroke", "#ffffff", "#15171c"),
     ("shade", "fill", "#f3d9a8", "#6b5320"),
     ("tint", "fill", "#dfe6f0", "#2b3340"),
+    ("lie", "fill", "#fbd5cf", "#5a241d"),
+    ("down", "fill", "#e3e4e8", "#34363d"),
 )
 
 

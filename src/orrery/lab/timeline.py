@@ -7,8 +7,9 @@ says how long it is, and all the rest keeps one scale.
 
 from __future__ import annotations
 
-from bisect import bisect_right
-from collections.abc import Sequence
+from bisect import bisect_left, bisect_right
+from collections import Counter
+from collections.abc import Hashable, Sequence
 from typing import NamedTuple
 
 Interval = tuple[int, int]
@@ -38,6 +39,32 @@ def bursts(intervals: Sequence[Interval], idle_ns: int) -> list[Interval]:
         else:
             found.append([start, end])
     return [(start, end) for start, end in found]
+
+
+def repeats(
+    messages: Sequence[tuple[int, int, Hashable]], idle_ns: int, keep: Sequence[int]
+) -> list[tuple[int, int, int]]:
+    """Where bursts of the same messages follow each other: (from, to, how many bursts).
+
+    `messages` are (start, end, what), in order of sending. The first burst of a series is not in
+    it, as it shows what the others repeat; nor is one in which an instant of `keep` lies.
+    """
+    busy = bursts([(start, end) for start, end, _ in messages], idle_ns)
+    starts = [start for start, _ in busy]
+    says: list[Counter[Hashable]] = [Counter() for _ in busy]
+    for start, _, what in messages:
+        says[bisect_right(starts, start) - 1][what] += 1
+    kept = sorted(keep)
+    plain = [bisect_left(kept, start) == bisect_right(kept, end) for start, end in busy]
+    found: list[tuple[int, int, int]] = []
+    for i in range(1, len(busy)):
+        if not plain[i] or says[i] != says[i - 1]:
+            continue
+        if found and found[-1][1] == busy[i - 1][1]:
+            found[-1] = (found[-1][0], busy[i][1], found[-1][2] + 1)
+        else:
+            found.append((*busy[i], 1))
+    return [each for each in found if each[2] > 1]
 
 
 def ends(intervals: Sequence[Interval], latency_ns: int) -> list[Interval]:

@@ -7,7 +7,8 @@ same code runs in virtual time and on real sockets with no line changed.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+import itertools
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, Protocol, TypeVar
 
 from orrery.base.errors import Cancelled, PartError
@@ -243,6 +244,12 @@ class Peers(Sequence[int]):
         if not 0 <= i < size:
             raise IndexError(i)
         return i if i < self.me or size == self.n else i + 1
+
+    def __iter__(self) -> Iterator[int]:
+        # Every "tell all" of a protocol comes here, so it must not go through __getitem__.
+        if len(self) == self.n:
+            return iter(range(self.n))
+        return itertools.chain(range(self.me), range(self.me + 1, self.n))
 
     def __contains__(self, item: object) -> bool:
         return isinstance(item, int) and 0 <= item < self.n and item != self.me

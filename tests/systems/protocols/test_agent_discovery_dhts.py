@@ -20,7 +20,7 @@ from orrery.systems.protocols.baselines.pastry import Pastry
 from orrery.systems.protocols.problems.agent_discovery import AgentDiscovery
 from orrery.systems.protocols.problems.capability_records import key_of_capability
 from orrery.systems.protocols.problems.discovery_world import discovery_world
-from orrery.systems.protocols.problems.owner_lookup import OwnerLookup
+from orrery.systems.protocols.problems.lookup import Lookup
 from orrery.world import Byzantine, Crash, Partition
 
 ID = "agent-discovery-dhts"
@@ -36,7 +36,7 @@ CLASSICS = {
 
 
 def check_at_rest(overlay, n, lookups):
-    problem = OwnerLookup(keys=lookups, lookups=lookups, final=0, join_s=0.0, spread_s=5.0)
+    problem = Lookup(keys=lookups, lookups=lookups, final=0, join_s=0.0, spread_s=5.0)
     made = run(CLASSICS[overlay], problem=problem, world=World.lan(n), seed=7)
     hops = made.metrics["mean_hops"]
     if overlay == "chord":
@@ -62,6 +62,21 @@ def test_at_rest_with_4096_nodes(overlay):
     check_at_rest(overlay, 4096, 10_000)
 
 
+@pytest.mark.slow
+@pytest.mark.works_when(ID, 1)
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_at_rest_with_100_000_nodes_behind_the_control_plane(overlay):
+    part = AgentDirectory(overlay=overlay, period_s=30.0, refresh_s=120.0, replicas=4)
+    problem = Lookup(keys=500, lookups=500, final=0, join_s=0.5, spread_s=2.0, deadline_s=5.0)
+    made = run(part.node(), problem=problem, world=discovery_world(100_000), seed=1)
+    assert made.violations == [] and made.metrics["success_rate"] == 1.0
+    hops = {"chord": 0.5 * math.log2(100_000), "pastry": math.log(100_000, 16)}.get(overlay)
+    if hops is None:
+        assert made.metrics["mean_hops"] <= math.log2(100_000)
+    else:
+        assert made.metrics["mean_hops"] == pytest.approx(hops, rel=0.1)
+
+
 @pytest.mark.works_when(ID, 1)
 def test_without_fingers_the_way_is_long():
     class Fingerless(Chord):
@@ -70,7 +85,7 @@ def test_without_fingers_the_way_is_long():
         def _sort_fingers(self):
             self.gaps, self.near_first = [], []
 
-    problem = OwnerLookup(keys=100, lookups=100, final=0, join_s=0.0, deadline_s=20.0)
+    problem = Lookup(keys=100, lookups=100, final=0, join_s=0.0, deadline_s=20.0)
     made = run(Fingerless(), problem=problem, world=World.lan(128), seed=7)
     assert made.metrics["mean_hops"] > 4 * 0.5 * math.log2(128)
 
@@ -105,7 +120,7 @@ def rounds_until_dependable(made, after_s, stabilise_s):
 
 def check_ring(n, lookups, record_property):
     batches_s = 2.0 * n.bit_length() + 2.0
-    problem = OwnerLookup(
+    problem = Lookup(
         keys=lookups, lookups=lookups, join_s=batches_s, spread_s=8.0, final=max(100, lookups // 4),
         settle_s=1.0,
     )  # fmt: skip
@@ -142,14 +157,14 @@ def test_the_ring_of_1024_is_one_after_doubling_batches_and_after_a_quarter_fall
 @pytest.mark.works_when(ID, 2)
 def test_a_mass_join_of_64_through_one_node_becomes_one_ring():
     # About n rounds of stabilisation: 64 * 0.25 s.
-    problem = OwnerLookup(lookups=50, join_s=16.0)
+    problem = Lookup(lookups=50, join_s=16.0)
     made = run(Chord(warm=False, successors=16), problem=problem, world=World.lan(64), seed=2)
     assert made.violations == []
 
 
 @pytest.mark.works_when(ID, 2)
 def test_without_stabilisation_the_ring_breaks():
-    problem = OwnerLookup(lookups=100, join_s=1.0, settle_s=1.0)
+    problem = Lookup(lookups=100, join_s=1.0, settle_s=1.0)
     world = World.lan(128).with_faults(kill_a_quarter(128, 1.5))
     made = run(Chord(successors=16, stabilise_s=1e6), problem=problem, world=world, seed=1)
     kinds = {v.kind for v in made.violations}
@@ -378,7 +393,7 @@ def test_thirty_minutes_of_churn_among_4096(overlay):
 
 def same_owners_on_sockets(overlay, processes):
     part = CLASSICS[overlay].with_knobs(timeout_s=1.0)
-    problem = OwnerLookup(keys=100_000, lookups=1050, final=0, join_s=1.0, spread_s=8.0,
+    problem = Lookup(keys=100_000, lookups=1050, final=0, join_s=1.0, spread_s=8.0,
                           deadline_s=10.0)  # fmt: skip
     virtual, real = (
         run(part, problem=problem, world=World.lan(processes), seed=5, engine=engine)

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import itertools
-import socket
 
 import pytest
+from tests.systems.protocols.broadcast_runs import (
+    REAL,
+    Battered,
+    Shouting,
+    forked_in_chosen_order,
+    killed,
+    restarted,
+)
 
 from orrery import World, run
 from orrery.base.errors import FaultError, KnobError, PartError
 from orrery.base.rand import Stream
-from orrery.engines.processes import wire
 from orrery.engines.virtual.engine import Engine
 from orrery.lab.checking import check
 from orrery.systems.protocols.amortized_brb import AmortizedBRB
@@ -20,7 +26,7 @@ from orrery.systems.protocols.problems.reliable_broadcast import (
     ReliableBroadcast,
     ReliableBroadcaster,
 )
-from orrery.world import Byzantine, Corrupt, Crash, Reorder
+from orrery.world import Byzantine, Corrupt
 
 MINE = "amortized-brb"
 ALL = ("two_stories", "subset", "stop_after", "vote_twice", "fork", "garbage", "shun", "greedy",
@@ -264,13 +270,7 @@ def test_without_the_lone_statement_the_last_shots_are_lost():
 def test_a_broadcaster_that_restarts_with_another_chain_splits_nobody(n):
     delivered = 0
     for seed in range(25):
-        rng = Stream(seed, n, "fork")
-        at_s = rng.uniform(0.0, 0.15)
-        world = World.lan(n, latency_s=0.005, jitter=3.0).with_faults(
-            Crash(node=0, at_s=at_s, until_s=at_s + rng.uniform(0.0, 0.02)),
-            Reorder(p=0.3, spread_s=0.05),
-        )
-        made = run(AmortizedBRB(), problem=ReliableBroadcast(), world=world, seed=seed)
+        made = restarted(AmortizedBRB(), n, seed)
         assert made.violations == []
         streams = [tuple(map(tuple, shots)) for shots in made.decisions.values()]
         assert len(set(streams)) == 1 and len(streams) == n - 1
@@ -281,25 +281,17 @@ def test_a_broadcaster_that_restarts_with_another_chain_splits_nobody(n):
 
 @pytest.mark.works_when(MINE, 4)
 def test_a_forking_broadcaster_in_chosen_order():
-    problem = ReliableBroadcast(shots=4, size_B=4)
-    world = World.chosen(4).with_faults(Byzantine(node=0, strategies=("fork",)))
     for seed in range(100):
-        outcome = Engine(problem.alone(AmortizedBRB(), world), world=world, seed=seed).run()
-        assert problem.check(outcome) == []
+        assert forked_in_chosen_order(AmortizedBRB(), seed) == []
 
 
 # -- line 5: for real
 
 
-REAL = ReliableBroadcast(shots=50, size_B=4096, pace_s=0.02, settle_s=4.0)
-
-
 def really(problem, *faults, part=None, **options):
     """A run on real processes in which node 5 is killed; all others that do not lie agree."""
-    world = World.lan(7).with_faults(Crash(node=5, at_s=0.4), *faults)
     part = part or AmortizedBRB(ready_s=0.1, recover_s=0.1)
-    made = run(part, problem=problem, world=world, engine="processes", seed=1,
-               nodes_per_process=1, **options)  # fmt: skip
+    made = killed(part, problem, *faults, **options)
     assert made.violations == []
     assert all(len(shots) == 50 for shots in made.decisions.values())
     assert len({str(shots) for shots in made.decisions.values()}) == 1
@@ -314,31 +306,6 @@ def test_seven_processes_one_killed_and_the_broadcaster_lies():
     assert sorted(made.decisions) == [1, 2, 3, 4, 6]
     assert made.metrics["refused_garbage"] > 0
     assert made.metrics["requests"] > 0
-
-
-class Shouting(AmortizedBRB):
-    """Node 6 sends everybody payloads above the limit."""
-
-    async def main(self):
-        if self.id == 6:
-            self.say_all("payload", AmortizedBRB.shot, 1, bytes(self.most_B + 1))
-
-
-class Battered(ReliableBroadcast):
-    """The same stream, while somebody who knows the secret sends node 1 frames over the cap."""
-
-    async def drive(self, driver):
-        engine = driver._place._engine
-        host, port, _ = engine._ready[engine.place.spec.group_of[1]]
-        spec = engine.place.spec
-        for _ in range(3):
-            with socket.create_connection((host, port), timeout=5) as sock:
-                theirs = wire.read_hello(sock.recv(wire.HELLO.size, socket.MSG_WAITALL))
-                lane, nonce = wire.LANE_MESSAGES, bytes(wire.NONCE_B)
-                sock.sendall(wire.opening(spec.secret, lane, spec.group_of[6], theirs, nonce))
-                sock.recv(wire.MAC_B, socket.MSG_WAITALL)
-                sock.sendall(wire.FRAME.pack(spec.max_frame_B + 1, 0) + b"x" * 100)
-        return await super().drive(driver)
 
 
 @pytest.mark.slow

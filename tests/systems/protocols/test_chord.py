@@ -5,14 +5,15 @@ from __future__ import annotations
 import math
 
 import pytest
+from tests.systems.protocols import overlays
 
 from orrery import Node, World, run
 from orrery.base.errors import KnobError, PartError
 from orrery.systems.protocols import Chord, Lookup
 from orrery.systems.protocols.problems.lookup import place_of, ring_of
-from orrery.world import Crash, Duplicate, Pause, RandomCrashes, Reorder
+from orrery.world import Crash, RandomCrashes
 
-AT_REST = Lookup(keys=1500, lookups=1500, final=0, join_s=0.0, spread_s=1.0)
+AT_REST = overlays.at_rest(1500, 1.0)
 
 
 @pytest.mark.parametrize("n", [64, 256, 1024])
@@ -45,16 +46,11 @@ def test_both_styles_and_shortcuts_find_the_same_owners():
 
 @pytest.mark.parametrize("n", [1, 2, 3, 5])
 def test_tiny_rings(n):
-    for warm in (True, False):
-        made = run(Chord(warm=warm), problem=Lookup(lookups=20), world=World.lan(n), seed=n)
-        assert made.violations == []
+    overlays.serves_tiny_worlds(Chord, n)
 
 
 def test_a_cold_ring_forms_by_itself():
-    for seed in range(3):
-        made = run(Chord(warm=False), problem=Lookup(join_s=4.0), world=World.lan(48), seed=seed)
-        assert made.violations == []
-        assert made.metrics["success_rate"] == 1.0
+    overlays.forms_by_itself(Chord, Lookup(join_s=4.0), 48, seeds=3)
 
 
 def test_a_bootstrap_node_that_falls_before_anybody_joined_begins_again():
@@ -80,18 +76,8 @@ def test_deadlines_adapt_to_a_network_across_oceans():
 
 
 def test_crashes_and_restarts_are_mended():
-    crashes = RandomCrashes(count=10, between_s=(0.0, 2.0), down_s=(0.1, 1.0), at_most=4)
-    world = World.lan(24).with_faults(
-        crashes,
-        Duplicate(p=0.1, until_s=3.0),
-        Reorder(p=0.2, spread_s=0.01, until_s=3.0),
-        Pause(node=5, at_s=0.5, until_s=1.2),
-    )
     for seed in range(8):
-        style = ("recursive", "iterative")[seed % 2]
-        made = run(Chord(style=style), problem=Lookup(churn=2.0), world=world, seed=seed)
-        assert made.violations == [], f"seed {seed}"
-        assert made.metrics["success_rate"] > 0.8
+        overlays.survives_the_storm(Chord(style=("recursive", "iterative")[seed % 2]), seed)
 
 
 def test_nodes_that_stay_away_are_left_out():
@@ -116,14 +102,7 @@ def test_leaving_in_good_order_loses_nothing():
 
 
 def test_same_digest_in_both_kernels_and_right_on_the_wire():
-    problem = Lookup(lookups=40, final=10, churn=2.0)
-    world = World.lan(16).with_faults(Crash(node=2, at_s=1.0, until_s=1.5))
-    first = run(Chord(), problem=problem, world=world, seed=3)
-    again = run(Chord(), problem=problem, world=world, seed=3, kernel="python")
-    assert (first.digest, first.metrics) == (again.digest, again.metrics)
-    wired = run(Chord(), problem=problem, world=world, seed=3, wire=True)
-    assert wired.violations == []
-    assert wired.decisions == first.decisions
+    overlays.agrees_with_itself(Chord)
 
 
 def test_places_are_stable_and_distinct():

@@ -5,43 +5,25 @@ from __future__ import annotations
 import math
 
 import pytest
+from tests.systems.protocols import overlays
 
 from orrery import Node, World, run
 from orrery.base.errors import KnobError, PartError
-from orrery.parts import rpc
 from orrery.systems.protocols.baselines.chord import Chord
 from orrery.systems.protocols.baselines.kademlia import Kademlia
 from orrery.systems.protocols.baselines.kademlia.buckets import SHIFT, Search, contacts_of
-from orrery.systems.protocols.problems.lookup import place_of
-from orrery.systems.protocols.problems.owner_lookup import OwnerLookup, RuledOverlay
+from orrery.systems.protocols.problems.lookup import Lookup, Overlay
 from orrery.world import Crash, Drop, Pause, RandomCrashes
 
-AT_REST = OwnerLookup(keys=500, lookups=500, final=0, join_s=0.0, spread_s=2.0)
-
-
-class Telling(Kademlia):
-    """Kademlia that also reports the k nearest of each search."""
-
-    @rpc
-    async def lookup(self, key: int) -> tuple[int, int]:
-        search = await self._search(key)
-        nearest = self._first_nodes(search, self.k)
-        self.emit(target=key, nearest=nearest)
-        return nearest[0], 0
+AT_REST = overlays.at_rest(500, 2.0)
 
 
 @pytest.mark.parametrize("n", [64, 512])
 def test_the_true_k_nearest_are_found(n):
     # Maymounkov and Mazieres (2002): a lookup finds the k nearest; here at least 99 % of the sets.
-    made = run(Telling(upkeep_s=10.0), problem=AT_REST, world=World.lan(n), seed=3)
+    made = run(overlays.Telling(upkeep_s=10.0), problem=AT_REST, world=World.lan(n), seed=3)
     assert made.violations == []
-    told = [r.values for r in made.records if "nearest" in r.values]
-    assert len(told) >= 500
-    whole = 0
-    for one in told:
-        by_distance = sorted(range(n), key=lambda node: place_of(node, 48) ^ one["target"])
-        whole += by_distance[:20] == one["nearest"]
-    assert whole >= 0.99 * len(told)
+    assert overlays.true_sets(made, n, 20) >= 0.99
 
 
 def test_hops_stay_below_log2_n():
@@ -60,17 +42,11 @@ def test_more_questions_at_a_time_are_quicker():
 
 @pytest.mark.parametrize("n", [1, 2, 3, 5])
 def test_tiny_networks(n):
-    for warm in (True, False):
-        made = run(Kademlia(warm=warm), problem=OwnerLookup(lookups=20), world=World.lan(n), seed=n)
-        assert made.violations == []
+    overlays.serves_tiny_worlds(Kademlia, n)
 
 
 def test_a_cold_network_forms_by_itself():
-    for seed in range(2):
-        problem = OwnerLookup(lookups=50, final=10)
-        made = run(Kademlia(warm=False), problem=problem, world=World.lan(48), seed=seed)
-        assert made.violations == []
-        assert made.metrics["success_rate"] == 1.0
+    overlays.forms_by_itself(Kademlia, Lookup(lookups=50, final=10), 48, seeds=2)
 
 
 def test_crashes_drops_and_churn_are_mended():
@@ -79,7 +55,7 @@ def test_crashes_drops_and_churn_are_mended():
         crashes, Drop(p=0.05, until_s=2.0), Pause(node=5, at_s=0.5, until_s=1.2)
     )
     for seed in range(3):
-        made = run(Kademlia(k=8), problem=OwnerLookup(churn=2.0), world=world, seed=seed)
+        made = run(Kademlia(k=8), problem=Lookup(churn=2.0), world=world, seed=seed)
         assert made.violations == [], f"seed {seed}"
         assert made.metrics["success_rate"] > 0.8
 
@@ -95,7 +71,7 @@ class Watched(Kademlia):
 
 def test_a_full_bucket_drops_its_oldest_only_when_that_is_silent():
     # Nodes 1 to 4 fall: those pinged among them must go, and nobody else may.
-    problem = OwnerLookup(lookups=100, final=10, spread_s=4.0)
+    problem = Lookup(lookups=100, final=10, spread_s=4.0)
     world = World.lan(40).with_faults(Crash(node=(1, 2, 3, 4), at_s=1.0))
     made = run(Watched(k=3, upkeep_s=0.5), problem=problem, world=world, seed=2)
     fates = [(r.time_s, r.values) for r in made.records if "oldest" in r.values]
@@ -118,13 +94,7 @@ def test_a_search_sorts_by_xor_and_leaves_the_silent_out():
 
 
 def test_same_digest_in_both_kernels_and_right_on_the_wire():
-    problem = OwnerLookup(lookups=40, final=10, churn=2.0)
-    world = World.lan(16).with_faults(Crash(node=2, at_s=1.0, until_s=1.5))
-    first = run(Kademlia(), problem=problem, world=world, seed=3)
-    again = run(Kademlia(), problem=problem, world=world, seed=3, kernel="python")
-    assert (first.digest, first.metrics) == (again.digest, again.metrics)
-    wired = run(Kademlia(), problem=problem, world=world, seed=3, wire=True)
-    assert wired.violations == [] and wired.decisions == first.decisions
+    overlays.agrees_with_itself(Kademlia)
 
 
 # -- the problem
@@ -142,13 +112,13 @@ def test_an_owner_by_another_rule_is_a_violation(rule):
 
         owner_rule = rule
 
-    made = run(Mistaken(), problem=OwnerLookup(lookups=40, final=0), world=World.lan(32))
+    made = run(Mistaken(), problem=Lookup(lookups=40, final=0), world=World.lan(32))
     assert {v.kind for v in made.violations} >= {"wrong_owner"}
     assert made.metrics["success_rate"] < 0.95
 
 
 def test_an_unknown_rule_and_a_strange_part_are_refused():
-    class Odd(RuledOverlay):
+    class Odd(Overlay):
         """A rule that nobody knows."""
 
         owner_rule = "furthest"
@@ -157,9 +127,9 @@ def test_an_unknown_rule_and_a_strange_part_are_refused():
         pass
 
     with pytest.raises(PartError, match="furthest"):
-        run(Odd(), problem=OwnerLookup(), world=World.lan(3))
+        run(Odd(), problem=Lookup(), world=World.lan(3))
     with pytest.raises(PartError, match="inherit from Overlay"):
-        run(Other(), problem=OwnerLookup(), world=World.lan(3))
+        run(Other(), problem=Lookup(), world=World.lan(3))
 
 
 @pytest.mark.parametrize(

@@ -5,15 +5,16 @@ from __future__ import annotations
 import math
 
 import pytest
+from tests.systems.protocols import overlays
 
 from orrery import World, run
 from orrery.base.errors import KnobError, PartError
 from orrery.systems.protocols.baselines.pastry import Pastry
 from orrery.systems.protocols.problems.discovery_world import discovery_world
-from orrery.systems.protocols.problems.owner_lookup import OwnerLookup
-from orrery.world import Crash, Duplicate, Pause, RandomCrashes, Reorder
+from orrery.systems.protocols.problems.lookup import Lookup
+from orrery.world import Crash
 
-AT_REST = OwnerLookup(keys=1500, lookups=1500, final=0, join_s=0.0, spread_s=1.0)
+AT_REST = overlays.at_rest(1500, 1.0)
 
 
 @pytest.mark.parametrize("n", [64, 256, 1024])
@@ -48,31 +49,16 @@ def test_near_entries_make_lookups_quicker():
 
 @pytest.mark.parametrize("n", [1, 2, 3, 5])
 def test_tiny_networks(n):
-    for warm in (True, False):
-        made = run(Pastry(warm=warm), problem=OwnerLookup(lookups=20), world=World.lan(n), seed=n)
-        assert made.violations == []
+    overlays.serves_tiny_worlds(Pastry, n)
 
 
 def test_a_cold_network_forms_by_itself():
-    for seed in range(3):
-        problem = OwnerLookup(join_s=3.0)
-        made = run(Pastry(warm=False), problem=problem, world=World.lan(64), seed=seed)
-        assert made.violations == []
-        assert made.metrics["success_rate"] == 1.0
+    overlays.forms_by_itself(Pastry, Lookup(join_s=3.0), 64, seeds=3)
 
 
 def test_crashes_and_restarts_are_mended():
-    crashes = RandomCrashes(count=10, between_s=(0.0, 2.0), down_s=(0.1, 1.0), at_most=4)
-    world = World.lan(24).with_faults(
-        crashes,
-        Duplicate(p=0.1, until_s=3.0),
-        Reorder(p=0.2, spread_s=0.01, until_s=3.0),
-        Pause(node=5, at_s=0.5, until_s=1.2),
-    )
     for seed in range(6):
-        made = run(Pastry(), problem=OwnerLookup(churn=2.0), world=world, seed=seed)
-        assert made.violations == [], f"seed {seed}"
-        assert made.metrics["success_rate"] > 0.8
+        overlays.survives_the_storm(Pastry(), seed)
 
 
 @pytest.mark.parametrize("repair", [True, False])
@@ -91,7 +77,7 @@ def test_lost_leaves_are_replaced_by_repair(repair):
     fallen = tuple(range(0, 64, 4))
     world = World.lan(64).with_faults(Crash(node=fallen, at_s=1.0))
     part = Frugal(repair=repair, probe_s=0.1)
-    problem = OwnerLookup(lookups=20, final=5, settle_s=5.0)
+    problem = Lookup(lookups=20, final=5, settle_s=5.0)
     made = run(part, problem=problem, world=world, seed=1)
     last = {r.node: r.values["leaves"] for r in made.records if "leaves" in r.values}
     full = [count == 16 for node, count in last.items() if node not in fallen]
@@ -101,18 +87,12 @@ def test_lost_leaves_are_replaced_by_repair(repair):
 
 
 def test_same_digest_in_both_kernels_and_right_on_the_wire():
-    problem = OwnerLookup(lookups=40, final=10, churn=2.0)
-    world = World.lan(16).with_faults(Crash(node=2, at_s=1.0, until_s=1.5))
-    first = run(Pastry(), problem=problem, world=world, seed=3)
-    again = run(Pastry(), problem=problem, world=world, seed=3, kernel="python")
-    assert (first.digest, first.metrics) == (again.digest, again.metrics)
-    wired = run(Pastry(), problem=problem, world=world, seed=3, wire=True)
-    assert wired.violations == [] and wired.decisions == first.decisions
+    overlays.agrees_with_itself(Pastry)
 
 
 def test_bits_that_are_no_whole_number_of_digits_are_refused():
     with pytest.raises(PartError, match=r"Pastry\.bits = 50"):
-        run(Pastry(bits=50), problem=OwnerLookup(lookups=1), world=World.lan(3))
+        run(Pastry(bits=50), problem=Lookup(lookups=1), world=World.lan(3))
 
 
 @pytest.mark.parametrize(

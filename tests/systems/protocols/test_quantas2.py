@@ -10,16 +10,15 @@ from pathlib import Path
 
 import pytest
 import tomli_w
+from tests.systems.protocols.overlays import Telling, true_sets
 
 import orrery.systems.protocols as room
 from orrery import run
 from orrery.base.errors import KnobError, OrreryError, PartError, SpecError
-from orrery.parts import rpc
 from orrery.parts.byzantine import STRATEGIES, Message, Strategy
 from orrery.systems.protocols.baselines.kademlia import Kademlia
 from orrery.systems.protocols.problems.blockchain import eyal_sirer, rosenfeld
 from orrery.systems.protocols.problems.experiment_file import ExperimentFile
-from orrery.systems.protocols.problems.lookup import place_of
 from orrery.systems.protocols.quantas2 import FIELDS, MODES, Quantas2, load, parse, rows, shipped
 
 HOME = Path(room.__file__).parent
@@ -158,28 +157,6 @@ def test_a_ring_without_its_far_fingers_misses_the_closed_form():
     made = run(Short(**experiment.part.changed_knobs()), **experiment.call("abstract"))
     assert made.violations == []  # slower, yet right
     assert made.metrics["mean_hops"] > 1.1 * 0.5 * math.log2(256)
-
-
-class Telling(Kademlia):
-    """Kademlia that also reports the k nearest of each search."""
-
-    @rpc
-    async def lookup(self, key: int) -> tuple[int, int]:
-        search = await self._search(key)
-        nearest = self._first_nodes(search, self.k)
-        self.emit(target=key, nearest=nearest)
-        return nearest[0], 0
-
-
-def true_sets(made, n, k):
-    """The share of searches that found exactly the k nearest, by brute force."""
-    told = [one.values for one in made.records if "nearest" in one.values]
-    assert len(told) >= 100
-    good = 0
-    for one in told:
-        order = sorted(range(n), key=lambda node: place_of(node, 48) ^ one["target"])
-        good += order[:k] == list(one["nearest"])
-    return good / len(told)
 
 
 @pytest.mark.works_when("quantas2", 2)

@@ -41,14 +41,27 @@ def configure(engine: Engine) -> None:
     size, wiring = engine.size, engine.wiring
     rate = ns_per_byte(net.bandwidth_Bps)
 
+    def link(latency_s: float) -> tuple[int, int, float]:
+        return to_ns(latency_s), to_ns(latency_s * net.jitter), rate
+
     def link_of(src: int, dst: int) -> tuple[int, int, float]:
         if src >= size or dst >= size:  # the driver stands beside the node it speaks to
-            latency = net.latency_s
-        else:
-            latency = wiring.latency(src, dst)
-        return to_ns(latency), to_ns(latency * net.jitter), rate
+            return link(net.latency_s)
+        return link(wiring.latency(src, dst))
 
     kernel.link_of = link_of
+    if wiring.site_of is None or wiring.site_latency_s is None:
+        return
+    # Where the sites decide, all links are known now: a large world asks for millions of pairs.
+    sites, beside, oneself = wiring.site_of.tolist(), link(net.latency_s), link(0.0)
+    links = [[link(latency_s) for latency_s in row] for row in wiring.site_latency_s.tolist()]
+
+    def link_of_sites(src: int, dst: int) -> tuple[int, int, float]:
+        if src >= size or dst >= size:
+            return beside
+        return oneself if src == dst else links[sites[src]][sites[dst]]
+
+    kernel.link_of = link_of_sites
 
 
 def ns_per_byte(bandwidth_Bps: float) -> float:

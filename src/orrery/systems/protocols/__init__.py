@@ -31,7 +31,6 @@ _HOMES = {
     "LocalRounds": f"{_ROOM}.problems.local_rounds",
     "Lookup": f"{_ROOM}.problems.lookup",
     "Overlay": f"{_ROOM}.problems.lookup",
-    "OwnerLookup": f"{_ROOM}.problems.owner_lookup",
     "MeetingAgent": f"{_ROOM}.problems.population_agent",
     "PopulationAgent": f"{_ROOM}.problems.population_agent",
     "PropertyVerification": f"{_ROOM}.problems.property_verification",
@@ -88,29 +87,42 @@ _HOMES = {
     "OrdinaryNode": f"{_ROOM}.ordinary_node",
     "Quantas2": f"{_ROOM}.quantas2",
     "Taco": f"{_ROOM}.taco",
+    "BinaryConsensus": f"{_ROOM}.problems.binary_consensus",
+    "BinaryNode": f"{_ROOM}.problems.binary_consensus",
+    "DirectedConsensus": f"{_ROOM}.problems.directed_consensus",
+    "DirectedNode": f"{_ROOM}.problems.directed_node",
+    "HotStuff": f"{_ROOM}.baselines.hotstuff",
+    "BenOr": f"{_ROOM}.baselines.ben_or",
+    "DolevStrongConsensus": f"{_ROOM}.baselines.dolev_strong_consensus",
+    "UnsignedDirected": f"{_ROOM}.baselines.unsigned_directed",
+    "MinMaxCrash": f"{_ROOM}.baselines.min_max_crash",
+    "TrimmedMean": f"{_ROOM}.baselines.trimmed_mean",
+    "DirectedAuth": f"{_ROOM}.directed_byzantine_auth",
 }
 
 __all__ = [
-    "AgentDirectory", "AgentDiscovery", "AlternatingBit", "AmortizedBRB", "AtomicCommit",
-    "Blockchain", "Bracha", "BrachaHashes", "Broadcast", "Broadcaster", "CausalStore",
-    "CentralRegistry", "ChainNode", "Chord", "ClassicalCheckers", "CodedBroadcast",
-    "ColeVishkin", "CommitProtocol", "Coordinator", "CountingPopulation", "DataLink",
-    "DirectoryNode", "DolevStrong", "ExplicitState", "Flood", "FloodSearch", "FullViewElection",
-    "GreedyById", "GreedyMis", "HistoryJudge", "HistoryModel", "Kademlia", "LWWStore",
-    "LargestId", "LeaderAutomaton", "LightCone", "LinkEnd", "LocalAlgorithm", "LocalRounds",
-    "Lookup", "LubyMis", "MeetingAgent", "OneHopGossip", "OrderNode", "OrderedPopulation",
-    "OrdinaryNode", "Overlay", "OwnerLookup", "Participant", "Pastry", "Pbft",
-    "PopulationAgent", "PresburgerPopulation", "ProofOfWork", "PropertyVerification",
-    "PushGossip", "Quantas2", "Raft", "RandomWalks", "ReliableBroadcast", "ReliableBroadcaster",
-    "ReplicatedStore", "ReplicatedViews", "SampledBroadcast", "Stabilisation", "StoreNode",
-    "Taco", "TotalOrder", "TwoPhaseCommit", "TwoPhaseCoordinator", "TwoPhaseParticipant",
-    "Verifier", "ViewStore",
+    "AgentDirectory", "AgentDiscovery", "AlternatingBit", "AmortizedBRB", "AtomicCommit", "BenOr",
+    "BinaryConsensus", "BinaryNode", "Blockchain", "Bracha", "BrachaHashes", "Broadcast",
+    "Broadcaster", "CausalStore", "CentralRegistry", "ChainNode", "Chord", "ClassicalCheckers",
+    "CodedBroadcast", "ColeVishkin", "CommitProtocol", "Coordinator", "CountingPopulation",
+    "DataLink", "DirectedAuth", "DirectedConsensus", "DirectedNode", "DirectoryNode",
+    "DolevStrong", "DolevStrongConsensus", "ExplicitState", "Flood", "FloodSearch",
+    "FullViewElection", "GreedyById", "GreedyMis", "HistoryJudge", "HistoryModel", "HotStuff",
+    "Kademlia", "LWWStore", "LargestId", "LeaderAutomaton", "LightCone", "LinkEnd",
+    "LocalAlgorithm", "LocalRounds", "Lookup", "LubyMis", "MeetingAgent", "MinMaxCrash",
+    "OneHopGossip", "OrderNode", "OrderedPopulation", "OrdinaryNode", "Overlay", "Participant",
+    "Pastry", "Pbft", "PopulationAgent", "PresburgerPopulation", "ProofOfWork",
+    "PropertyVerification", "PushGossip", "Quantas2", "Raft", "RandomWalks", "ReliableBroadcast",
+    "ReliableBroadcaster", "ReplicatedStore", "ReplicatedViews", "SampledBroadcast",
+    "Stabilisation", "StoreNode", "Taco", "TotalOrder", "TrimmedMean", "TwoPhaseCommit",
+    "TwoPhaseCoordinator", "TwoPhaseParticipant", "UnsignedDirected", "Verifier", "ViewStore",
 ]  # fmt: skip
 
 if TYPE_CHECKING:
     from orrery.systems.protocols.agent_discovery_dhts import AgentDirectory
     from orrery.systems.protocols.amortized_brb import AmortizedBRB
     from orrery.systems.protocols.baselines.alternating_bit import AlternatingBit
+    from orrery.systems.protocols.baselines.ben_or import BenOr
     from orrery.systems.protocols.baselines.bracha import Bracha
     from orrery.systems.protocols.baselines.bracha_hashes import BrachaHashes
     from orrery.systems.protocols.baselines.causal_store import CausalStore
@@ -121,16 +133,19 @@ if TYPE_CHECKING:
     from orrery.systems.protocols.baselines.cole_vishkin import ColeVishkin
     from orrery.systems.protocols.baselines.counting_population import CountingPopulation
     from orrery.systems.protocols.baselines.dolev_strong import DolevStrong
+    from orrery.systems.protocols.baselines.dolev_strong_consensus import DolevStrongConsensus
     from orrery.systems.protocols.baselines.explicit_state import ExplicitState
     from orrery.systems.protocols.baselines.flood import Flood
     from orrery.systems.protocols.baselines.flood_search import FloodSearch
     from orrery.systems.protocols.baselines.full_view_election import FullViewElection
     from orrery.systems.protocols.baselines.greedy_by_id import GreedyById
     from orrery.systems.protocols.baselines.greedy_mis import GreedyMis
+    from orrery.systems.protocols.baselines.hotstuff import HotStuff
     from orrery.systems.protocols.baselines.kademlia import Kademlia
     from orrery.systems.protocols.baselines.leader_automaton import LeaderAutomaton
     from orrery.systems.protocols.baselines.luby_mis import LubyMis
     from orrery.systems.protocols.baselines.lww_store import LWWStore
+    from orrery.systems.protocols.baselines.min_max_crash import MinMaxCrash
     from orrery.systems.protocols.baselines.one_hop_gossip import OneHopGossip
     from orrery.systems.protocols.baselines.pastry import Pastry
     from orrery.systems.protocols.baselines.pbft import Pbft
@@ -140,11 +155,14 @@ if TYPE_CHECKING:
     from orrery.systems.protocols.baselines.raft import Raft
     from orrery.systems.protocols.baselines.random_walks import RandomWalks
     from orrery.systems.protocols.baselines.sampled_broadcast import SampledBroadcast
+    from orrery.systems.protocols.baselines.trimmed_mean import TrimmedMean
     from orrery.systems.protocols.baselines.two_phase_commit import (
         TwoPhaseCommit,
         TwoPhaseCoordinator,
         TwoPhaseParticipant,
     )
+    from orrery.systems.protocols.baselines.unsigned_directed import UnsignedDirected
+    from orrery.systems.protocols.directed_byzantine_auth import DirectedAuth
     from orrery.systems.protocols.light_cone_consistency import LightCone
     from orrery.systems.protocols.ordered_population_protocols import OrderedPopulation
     from orrery.systems.protocols.ordinary_node import LargestId, OrdinaryNode
@@ -155,14 +173,16 @@ if TYPE_CHECKING:
         Coordinator,
         Participant,
     )
+    from orrery.systems.protocols.problems.binary_consensus import BinaryConsensus, BinaryNode
     from orrery.systems.protocols.problems.blockchain import Blockchain, ChainNode
     from orrery.systems.protocols.problems.broadcast import Broadcast, Broadcaster
     from orrery.systems.protocols.problems.data_link import DataLink, LinkEnd
+    from orrery.systems.protocols.problems.directed_consensus import DirectedConsensus
+    from orrery.systems.protocols.problems.directed_node import DirectedNode
     from orrery.systems.protocols.problems.directory_node import DirectoryNode
     from orrery.systems.protocols.problems.history_model import HistoryJudge, HistoryModel
     from orrery.systems.protocols.problems.local_rounds import LocalAlgorithm, LocalRounds
     from orrery.systems.protocols.problems.lookup import Lookup, Overlay
-    from orrery.systems.protocols.problems.owner_lookup import OwnerLookup
     from orrery.systems.protocols.problems.population_agent import MeetingAgent, PopulationAgent
     from orrery.systems.protocols.problems.property_verification import (
         PropertyVerification,

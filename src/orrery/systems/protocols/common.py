@@ -1,15 +1,44 @@
-"""What the problems of this room share: who was down when, and when all faults are over."""
+"""What the problems of this room share: clients, who was down when, when all faults are over."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from typing import Any
 
 import msgspec
 
+from orrery.base.errors import DeadlineExceeded, Refused
+from orrery.base.rand import Stream
 from orrery.base.violation import Violation
-from orrery.parts.problem import Outcome
+from orrery.parts.problem import Driver, Outcome
 from orrery.world import Crash, SpotReclaim, World
+
+
+async def try_ask(
+    driver: Driver, node: int, limit_s: float, method: Callable[..., Any], *args: Any
+) -> Any:
+    """One question of a client with a limit; None when the node said nothing in time, or no."""
+    try:
+        async with driver.deadline(limit_s):
+            return await driver.ask(node, method, *args)
+    except (DeadlineExceeded, Refused):
+        return None
+
+
+async def client_session(
+    driver: Driver, plan: Stream, ops: int, keys: int, think_s: float,
+    do: Callable[[float, str], Awaitable[None]],
+) -> None:  # fmt: skip
+    """One client: `ops` operations one after another, each after a pause of `think_s` on average.
+
+    `do` gets a number from 0 to 1, which picks the kind of operation, and a key. The plan's stream
+    serves nothing else, so that it is the same in every engine.
+    """
+    for _ in range(ops):
+        pick = plan.random()
+        key = f"k{plan.below(keys)}"
+        await driver.sleep(plan.random() * 2.0 * think_s)
+        await do(pick, key)
 
 
 def last_fault_end_s(world: World) -> float:

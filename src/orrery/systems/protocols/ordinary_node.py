@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
 from orrery.base.errors import KnobError
+from orrery.systems.protocols.baselines.full_view_election import FullViewElection
 from orrery.systems.protocols.problems.local_rounds.graph import (
     Ints,
     LocalGraph,
@@ -25,46 +26,27 @@ from orrery.systems.protocols.problems.local_rounds.port import (
 LEADER, LOSER = 1, 0
 
 
-class LargestId(LocalAlgorithm):
+class LargestId(FullViewElection):
     """Leader election: "not me" on sight of a larger identifier, "me" on sight of all n.
 
-    Every node floods what it has newly heard. The distances to the nearest larger identifier sum
-    to O(n log n) on a cycle, so the average is O(log n) although the leader needs floor(n / 2).
+    The flood is that of `FullViewElection`; only the moment of the output differs. The distances to
+    the nearest larger identifier sum to O(n log n) on a cycle, so the average is O(log n) although
+    the leader needs floor(n / 2).
 
     >>> from orrery.systems.protocols.problems.local_rounds import cycle, lockstep
     >>> lockstep(LargestId(), cycle(4, np.array([3, 0, 2, 1])))
     [[(1, 2)], [(0, 1)], [(0, 2)], [(0, 1)]]
     """
 
-    task: ClassVar[str] = "leader"
-
-    def begin(self, state: State) -> None:
-        state.seen = {state.me.id}
-        state.fresh = (state.me.id,)
-        self._decide(state)
-
-    def send(self, state: State, port: int) -> Payload:
-        return (state.fresh,)
-
-    def take(self, state: State, inbox: list[Payload]) -> None:
-        heard = {each for (ids,) in inbox for each in ids}
-        state.fresh = tuple(sorted(heard - state.seen))
-        state.seen |= heard
-        self._decide(state)
-
-    def _decide(self, state: State) -> None:
-        if state.said:
-            return
-        if max(state.fresh, default=-1) > state.me.id:
+    def decide(self, state: State) -> None:
+        if not state.said and max(state.fresh, default=-1) > state.me.id:
             state.speak(LOSER)
-        elif len(state.seen) == state.me.n:
-            state.speak(LEADER)
+        super().decide(state)
 
     def ball(self, ball: Any) -> int | None:
-        ids = [ball.id(v) for v in ball.nodes()]
-        if max(ids) > ball.id(ball.centre):
+        if max(ball.id(v) for v in ball.nodes()) > ball.id(ball.centre):
             return LOSER
-        return LEADER if len(ids) == ball.n else None
+        return super().ball(ball)
 
     def arrays(self, graph: LocalGraph) -> tuple[Ints, Ints]:
         """O(n log n) on a cycle, by doubling; O(edges) a round elsewhere."""
@@ -81,9 +63,6 @@ class LargestId(LocalAlgorithm):
         ids = check_rows(ids)
         rounds = np.minimum(nearest_larger(ids), nearest_larger(ids[:, ::-1])[:, ::-1])
         return np.minimum(rounds, ids.shape[1] // 2)
-
-    def bound(self, n: int, bits: int) -> int | None:
-        return n // 2
 
 
 def nearest_larger(ids: Ints) -> Ints:

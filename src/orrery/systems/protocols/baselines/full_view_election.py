@@ -35,7 +35,7 @@ class FullViewElection(LocalAlgorithm):
     def begin(self, state: State) -> None:
         state.seen = {state.me.id}
         state.fresh = (state.me.id,)
-        self._decide(state)
+        self.decide(state)
 
     def send(self, state: State, port: int) -> Payload:
         return (state.fresh,)
@@ -44,9 +44,10 @@ class FullViewElection(LocalAlgorithm):
         heard = {each for (ids,) in inbox for each in ids}
         state.fresh = tuple(sorted(heard - state.seen))
         state.seen |= heard
-        self._decide(state)
+        self.decide(state)
 
-    def _decide(self, state: State) -> None:
+    def decide(self, state: State) -> None:
+        """Output when all identifiers are there; a node may decide sooner in a subclass."""
         if not state.said and len(state.seen) == state.me.n:
             state.speak(int(max(state.seen) == state.me.id))
 

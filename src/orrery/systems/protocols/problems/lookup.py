@@ -1,10 +1,12 @@
 """The problem `lookup`: any node, asked for a key, must name the node that owns it.
 
-Nodes and keys have places in a ring of 2^bits identifiers; the owner of a key is the first live
-node at or after it. Clients ask random nodes for random keys while nodes crash, come back, leave
-and join. An answer counts as right when a scan of all live nodes gives the same owner. During
-trouble a wrong answer only lowers the success rate; once all faults and all comings and goings are
-over and `settle_s` has passed, every answer must be right and the ring must be one ring.
+Nodes and keys have places in a ring of 2^bits identifiers. Which live node owns a key is the
+overlay's own rule: Chord gives it to the first node at or after it, Kademlia to the nearest by XOR,
+Pastry to the nearest by number. Clients ask random nodes for random keys while nodes crash, come
+back, leave and join. An answer counts as right when a scan of all live nodes gives the same owner.
+During trouble a wrong answer only lowers the success rate; once all faults and all comings and
+goings are over and `settle_s` has passed, every answer must be right, and where nodes report ring
+pointers the ring must be one ring.
 """
 
 from __future__ import annotations
@@ -16,8 +18,9 @@ from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar
 
 import msgspec
+import numpy as np
 
-from orrery.base.errors import DeadlineExceeded, PartError, Refused
+from orrery.base.errors import PartError, did_you_mean
 from orrery.base.violation import Violation
 from orrery.check import overlay as checks
 from orrery.parts import (
@@ -32,7 +35,7 @@ from orrery.parts import (
     Whole,
     rpc,
 )
-from orrery.systems.protocols.common import as_violations, last_fault_end_s, quantile
+from orrery.systems.protocols.common import as_violations, last_fault_end_s, quantile, try_ask
 from orrery.world import World
 
 Bits = Annotated[int, msgspec.Meta(ge=4, le=62)]
@@ -57,10 +60,12 @@ class Overlay(Node):
 
     A node joins in `main()`, again after a crash. One that keeps a ring reports its pointers by
     `self.emit(successor=node)` and `self.emit(predecessor=node)` whenever they change; the ring is
-    then checked too.
+    then checked too. `owner_rule` says who owns a key: "successor", "xor" or "nearest".
     """
 
     bits: Bits = 48
+
+    owner_rule: ClassVar[str] = "successor"
 
     @rpc
     async def lookup(self, key: int) -> tuple[int, int]:
@@ -76,6 +81,39 @@ class Overlay(Node):
     async def join(self, via: int) -> None:
         """Join again after a leave, with the help of a node that is in."""
         raise PartError(f"{type(self).__name__} has no join(via); use Lookup(churn=0) or write it")
+
+
+class OwnerScan:
+    """A scan of all live places for the owner of a key: brute force, but on arrays."""
+
+    RULES: ClassVar[tuple[str, ...]] = ("successor", "xor", "nearest")
+
+    def __init__(self, rule: str, bits: int) -> None:
+        self.rule = rule
+        self.size = 1 << bits
+        self.seen: Sequence[int] | None = None
+        self.places: Any = None
+
+    def __call__(self, key: int, live: Sequence[int]) -> int:
+        """The owning place among these, which stand in order."""
+        if self.seen is not live:
+            self.seen, self.places = live, np.array(live, dtype=np.int64)
+        places = self.places
+        if self.rule == "xor":
+            away = places ^ np.int64(key)
+        elif self.rule == "successor":
+            away = (places - np.int64(key)) % np.int64(self.size)
+        else:  # the shorter way round the ring counts; of two equals, the lower place
+            gap = (places - np.int64(key)) % np.int64(self.size)
+            away = np.minimum(gap, np.int64(self.size) - gap)
+        # The first of equals is the lowest place, as the places stand in order.
+        return int(places[int(np.argmin(away))])
+
+
+@functools.lru_cache(maxsize=8)
+def owner_scan(rule: str, bits: int) -> OwnerScan:
+    """The scan by a rule, kept from one question to the next with its array of all places."""
+    return OwnerScan(rule, bits)
 
 
 class Lookup(Problem):
@@ -113,6 +151,14 @@ class Lookup(Problem):
 
     def world(self) -> World:
         return World.lan(32)
+
+    def accept(self, part: Any) -> None:
+        """Refuse a part that is no overlay, or whose rule of ownership nobody knows."""
+        super().accept(part)
+        rule = getattr(part, "owner_rule", OwnerScan.RULES[0])
+        if rule not in OwnerScan.RULES:
+            fix = did_you_mean(rule, OwnerScan.RULES)
+            raise PartError(f"{type(part).__name__}.owner_rule = {rule!r} is unknown; {fix}")
 
     # -- the workload
 
@@ -188,14 +234,9 @@ class Lookup(Problem):
         if node is None:
             return
         began_s = driver.now
-        owner, hops = None, 0
-        try:
-            async with driver.deadline(self.deadline_s):
-                owner, hops = await driver.ask(node, Overlay.lookup, key)
-        except (DeadlineExceeded, Refused):
-            pass
-        places, nodes = ring_of(len(driver.nodes), driver.part.bits)
-        right = _from(driver, away, nodes, bisect_left(places, key))
+        answer = await try_ask(driver, node, self.deadline_s, Overlay.lookup, key)
+        owner, hops = answer or (None, 0)
+        right = _owner(driver, away, key)
         driver.emit(key=key, asked=node, owner=owner, hops=hops, took_s=driver.now - began_s,
                     right=right, judged=judged)  # fmt: skip
 
@@ -204,7 +245,7 @@ class Lookup(Problem):
     def check(self, outcome: Outcome) -> list[Violation]:
         if outcome.ended != "driven":
             return []
-        bits = outcome.part.bits
+        bits, rule = outcome.part.bits, outcome.part.owner_rule
         live = [node for node, up in enumerate(outcome.alive) if up]
         if not live:
             return []
@@ -218,7 +259,7 @@ class Lookup(Problem):
             for one in _answers(outcome)
             if one["judged"]
         ]
-        found = checks.lookups(answers, places)
+        found = checks.lookups(answers, places, owner_scan(rule, bits))
         successors, predecessors = (
             {place_of(node, bits): place_of(other, bits) for node, other in last.items()}
             for last in (_last(outcome, "successor"), _last(outcome, "predecessor"))
@@ -258,6 +299,23 @@ def _from(driver: Driver, away: Mapping[int, None], nodes: Sequence[int], start:
         if node not in away and driver.alive(node):
             return node
     return None
+
+
+def _owner(driver: Driver, away: Mapping[int, None], key: int) -> int | None:
+    """The owner of a key, by the overlay's own rule, among those that are there now."""
+    places, nodes = ring_of(len(driver.nodes), driver.part.bits)
+    scan = owner_scan(driver.part.owner_rule, driver.part.bits)
+    best = nodes[bisect_left(places, scan(key, places))]
+    if best not in away and driver.alive(best):  # the owner of all is the owner of some
+        return best
+    there = [
+        place
+        for place, node in zip(places, nodes, strict=True)
+        if node not in away and driver.alive(node)
+    ]
+    if not there:
+        return None
+    return nodes[bisect_left(places, OwnerScan(scan.rule, driver.part.bits)(key, there))]
 
 
 def _answers(outcome: Outcome) -> list[dict[str, Any]]:

@@ -33,7 +33,12 @@ from orrery.parts import (
     Whole,
     rpc,
 )
-from orrery.systems.protocols.common import last_fault_end_s, quantile
+from orrery.systems.protocols.common import (
+    client_session,
+    last_fault_end_s,
+    quantile,
+    try_ask,
+)
 from orrery.world import World
 
 
@@ -270,13 +275,12 @@ class Client:
     async def work(self) -> None:
         """The planned operations, with time to think between them."""
         p = self.problem
-        for _ in range(p.ops):
-            pick = self._plan.random()
-            key = f"k{self._plan.below(p.keys)}"
-            pause_s = self._plan.random() * 2.0 * p.think_s
+
+        async def step(pick: float, key: str) -> None:
             f = "read" if pick < p.reads else "cas" if pick < p.reads + p.swaps else "write"
-            await self.driver.sleep(pause_s)
             await self.do(f, key, p.op_s)
+
+        await client_session(self.driver, self._plan, p.ops, p.keys, p.think_s, step)
 
     async def do(self, f: str, key: str, limit_s: float) -> None:
         """One operation, from the call to its outcome in the history."""
@@ -302,8 +306,10 @@ class Client:
         if self._ways.random() < self.problem.wander:
             self.node = self._ways.below(nodes)
         while True:
-            reply = await _try(driver, self.node, self.problem.attempt_s, StoreNode.command,
-                               self.name, self.number, op)  # fmt: skip
+            reply: Reply | None = await try_ask(
+                driver, self.node, self.problem.attempt_s, StoreNode.command,
+                self.name, self.number, op,
+            )  # fmt: skip
             if reply is not None and reply.done:
                 return reply
             known = -1 if reply is None else reply.leader
@@ -314,23 +320,12 @@ class Client:
                 await driver.sleep(self._ways.uniform(0.2, 1.0) * self.problem.attempt_s / 5)
 
 
-async def _try(driver: Driver, node: int, limit_s: float, method: Any, *args: Any) -> Reply | None:
-    """One ask with a limit; None when the node said nothing in time, or no."""
-    try:
-        async with driver.deadline(limit_s):
-            return await driver.ask(node, method, *args)  # type: ignore[no-any-return]
-    except DeadlineExceeded:
-        return None
-    except Refused:
-        return None
-
-
 async def _reconfigure(driver: Driver, members: tuple[int, ...], limit_s: float) -> bool:
     """Ask every node in turn until one has made the change, or time is up."""
     until_s = driver.now + limit_s
     while driver.now < until_s:
         for node in driver.nodes:
-            reply = await _try(driver, node, limit_s / 4, StoreNode.reconfigure, members)
+            reply = await try_ask(driver, node, limit_s / 4, StoreNode.reconfigure, members)
             if reply is not None and reply.done:
                 return True
         await driver.sleep(limit_s / 20)

@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 
 import msgspec
 
-from orrery.base.errors import DeadlineExceeded, Refused
+from orrery.base.errors import Refused
 from orrery.base.rand import Stream
 from orrery.base.violation import Violation
 from orrery.parts import (
@@ -29,7 +29,7 @@ from orrery.parts import (
     Record,
     rpc,
 )
-from orrery.systems.protocols.common import last_fault_end_s
+from orrery.systems.protocols.common import client_session, last_fault_end_s, try_ask
 from orrery.world import World
 
 
@@ -100,33 +100,33 @@ class ReplicatedViews(Problem):
     async def _session(
         self, driver: Driver, session: int, plan: Stream, count: dict[str, int]
     ) -> None:
+        """Reads and writes at one replica; every value written is another one."""
         node = session % len(driver.nodes)
-        for number in range(1, self.ops + 1):
-            await driver.sleep(plan.random() * 2.0 * self.think_s)
-            key = f"k{plan.below(self.keys)}"
-            if plan.random() < self.reads:
+        number = 0
+
+        async def step(pick: float, key: str) -> None:
+            nonlocal number
+            number += 1
+            if pick < self.reads:
                 await self._get(driver, session, node, key, count, False)
-                continue
+                return
             value = session << 20 | number
             # Told before the answer, so that a write whose answer is late is known as well.
             driver.emit(writes=(session, key, value, driver.now))
-            try:
-                async with driver.deadline(self.op_s):
-                    await driver.ask(node, ViewStore.put, session, key, value)
-            except (DeadlineExceeded, Refused):
+            if await try_ask(driver, node, self.op_s, ViewStore.put, session, key, value) is None:
                 count["unanswered"] += 1
-                continue
+                return
             driver.emit(wrote=(value, driver.now))
             count["answered"] += 1
             count["writes"] += 1
 
+        await client_session(driver, plan, self.ops, self.keys, self.think_s, step)
+
     async def _get(self, driver: Driver, session: int, node: int, key: str,
                    count: dict[str, int], settled: bool) -> None:  # fmt: skip
         asked_s = driver.now
-        try:
-            async with driver.deadline(self.op_s):
-                shown = await driver.ask(node, ViewStore.get, session, key)
-        except (DeadlineExceeded, Refused):
+        shown = await try_ask(driver, node, self.op_s, ViewStore.get, session, key)
+        if shown is None:
             count["unanswered"] += 1
             return
         driver.emit(saw=(session, node, key, shown.value, shown.applied, asked_s, settled))

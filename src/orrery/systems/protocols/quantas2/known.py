@@ -28,7 +28,6 @@ PROBLEMS = {
     "broadcast": ("problems.broadcast", "Broadcast"),
     "data_link": ("problems.data_link", "DataLink"),
     "lookup": ("problems.lookup", "Lookup"),
-    "owner_lookup": ("problems.owner_lookup", "OwnerLookup"),
     "replicated_store": ("problems.replicated_store", "ReplicatedStore"),
     "total_order": ("problems.total_order", "TotalOrder"),
 }

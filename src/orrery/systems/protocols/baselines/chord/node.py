@@ -7,11 +7,10 @@ deadline, and who does not answer is forgotten until it speaks up again.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 from orrery.base.errors import DeadlineExceeded, Refused
-from orrery.parts import Count, Positive, Whole, rpc
+from orrery.parts import Positive, rpc
 from orrery.systems.protocols.baselines.chord.pointers import RingPointers
 
 
@@ -39,71 +38,35 @@ class Chord(RingPointers):
 
     stabilise_s: Positive = 0.25
     fix_s: Positive = 0.25
-    timeout_s: Positive = 0.03
-    tries: Count = 3
-    find_s: Positive = 0.5
     style: Literal["recursive", "iterative"] = "recursive"
-    warm: bool = True
-    bootstrap: Whole = 0
 
     tolerates: ClassVar[tuple[str, ...]] = ("duplicate", "reorder", "crash", "restart", "pause")
 
     # -- life
 
-    def start(self) -> None:
-        super().start()
-        self.rtt_s: dict[int, float] = {}  # the usual round trip to a peer
-        self.slow_s = 0.0  # a slow round trip of late
-        self.tickets = 0
-        self.open: dict[int, Any] = {}  # lookups that wait for their answer, by ticket
-
     async def main(self) -> None:
-        if not self.peers or (self.warm and self.incarnation == 0):
-            self._begin_in_place()
-        elif self.incarnation == 0 and self.id == self._first():
-            self._begin_alone()
-        else:
-            await self._enter([self._first()] if self.incarnation == 0 else [])
-        # Nodes that start together must not all ask at the same moment for ever.
-        await self.sleep(self.rng.uniform(0.0, self.stabilise_s))
+        await self._come_in()
         self.spawn(self._mend_fingers())
         while True:
             if self.joined:
                 await self._stabilise()
             await self.sleep(self.stabilise_s)
 
-    async def _enter(self, helpers: Sequence[int]) -> None:
-        """Join the ring through a helper, or through any peer that is in it."""
-        wanted, failures = list(helpers), 0
-        while not self.joined:
-            if failures and failures % 3 == 0 and await self._ring_is_lost():
-                self._begin_alone()
-                return
-            helper = wanted.pop(0) if wanted else self.rng.choice(self.peers)
-            try:
-                async with self.deadline(2 * max(self.find_s, 30 * self.slow_s)):
-                    owner, _ = await self.ask(helper, Chord.locate, self.place, self.id)
-                view = await self._call(owner, Chord.pointers) if owner != self.id else None
-            except (DeadlineExceeded, Refused):
-                view = None
-            if view is None:
-                failures += 1
-                await self.sleep(self.rng.uniform(0.5, 1.0) * self.stabilise_s)
-            elif not self.joined:
-                self.joined = True
-                self._adopt(owner, view[1])
-                self.tell(owner, Chord.notify)
+    def _period_s(self) -> float:
+        return self.stabilise_s
 
-    def _first(self) -> int:
-        """The bootstrap node; in a smaller world, the last node."""
-        return min(self.bootstrap, len(self.peers))
-
-    async def _ring_is_lost(self) -> bool:
-        """Whether the bootstrap node finds nobody in the ring, so that it has to begin anew."""
-        if self.id != self._first():
-            return False
-        inside = await self.all(*(self._call(peer, Chord.alive) for peer in self.peers))
-        return not self.joined and not any(inside)
+    async def _enter_through(self, helper: int) -> bool:
+        try:
+            async with self.deadline(2 * self._patience_s()):
+                owner, _ = await self.ask(helper, Chord.locate, self.place, self.id)
+            view = await self._call(owner, Chord.pointers) if owner != self.id else None
+        except (DeadlineExceeded, Refused):
+            view = None
+        if view is not None and not self.joined:
+            self.joined = True
+            self._adopt(owner, view[1])
+            self.tell(owner, Chord.notify)
+        return view is not None
 
     # -- the port
 
@@ -124,11 +87,6 @@ class Chord(RingPointers):
         self.fingers = {}
         self._sort_fingers()
 
-    @rpc
-    async def join(self, via: int) -> None:
-        if not self.joined:
-            self.spawn(self._enter([via]))
-
     # -- what nodes say to each other
 
     @rpc
@@ -141,10 +99,6 @@ class Chord(RingPointers):
         """My predecessor and my successors."""
         self._must_be_in()
         return self.pred, tuple(self.succs)
-
-    @rpc
-    async def alive(self) -> bool:
-        return self.joined
 
     @rpc
     async def notify(self, sender: int) -> None:
@@ -177,12 +131,6 @@ class Chord(RingPointers):
         return True
 
     @rpc
-    async def found(self, ticket: int, owner: int, hops: int) -> None:
-        waiting = self.open.get(ticket)
-        if waiting is not None:
-            waiting.set((owner, hops))
-
-    @rpc
     async def step(self, key: int, skip: tuple[int, ...], final: bool) -> tuple[int, bool]:
         """Where to go next for a key, for a node that walks by itself."""
         self._must_be_in()
@@ -194,27 +142,12 @@ class Chord(RingPointers):
         self._must_be_in()
         if self.pred is not None and self.pred != without and self._owns(key):
             return self.id, 0
-        for _ in range(self.tries):
-            try:
-                async with self.deadline(max(self.find_s, 30 * self.slow_s)):
-                    if self.style == "iterative":
-                        return await self._walk(key, without)
-                    return await self._send_out(key, without)
-            except DeadlineExceeded:
-                self._must_be_in()
-        raise Refused(f"node {self.id}: no owner of {key} was found in {self.tries} tries")
+        return await super()._find(key, without)
 
-    async def _send_out(self, key: int, without: int) -> tuple[int, int]:
-        """Let the nodes pass the question on; the owner answers straight to us."""
-        self.tickets += 1
-        ticket, answer = self.tickets, self.event()
-        self.open[ticket] = answer
-        try:
-            await self._pass_on(key, self.id, ticket, 0, without, False)
-            owner, hops = await answer.wait()
-            return owner, hops
-        finally:
-            del self.open[ticket]
+    async def _seek(self, key: int, without: int) -> tuple[int, int]:
+        if self.style == "iterative":
+            return await self._walk(key, without)
+        return await super()._seek(key, without, False)
 
     async def _pass_on(
         self, key: int, origin: int, ticket: int, hops: int, without: int, final: bool
@@ -224,10 +157,7 @@ class Chord(RingPointers):
         while self.joined and hops <= 4 * self.bits:
             node, last = self._choose(key, skip, final)
             if node == self.id:
-                if origin == self.id:
-                    await self.found(ticket, node, hops)
-                else:
-                    self.tell(origin, Chord.found, ticket, node, hops)
+                self._answer(origin, ticket, hops)
                 return
             further = hops if last and not final else hops + 1
             if await self._call(node, Chord.route, key, origin, ticket, further, without, last):
@@ -286,7 +216,7 @@ class Chord(RingPointers):
             self.tell(self.succs[0], Chord.notify)
 
     async def _rectify(self, pred: int, sender: int) -> None:
-        if not await self._call(pred, Chord.alive) and self.pred == pred and self.joined:
+        if not await self._alive(pred) and self.pred == pred and self.joined:
             self._forget(pred)
             self._set_pred(sender)
 
@@ -311,30 +241,6 @@ class Chord(RingPointers):
             if self.joined and self.fingers.get(i) != owner:
                 self.fingers[i] = owner
                 self._sort_fingers()
-
-    async def _call(self, peer: int, method: Callable[..., Any], *args: Any) -> Any:
-        """Ask a few times; None when the peer says no or nothing.
-
-        An answer is waited for three of the peer's usual round trips; of a peer that has never
-        answered nothing is known, so each try waits four times as long as the last.
-        """
-        usual_s = self.rtt_s.get(peer)
-        for attempt in range(self.tries):
-            wait_s = self.timeout_s * 4**attempt if usual_s is None else 3 * usual_s
-            sent_s = self.now
-            try:
-                async with self.deadline(max(self.timeout_s, wait_s)):
-                    answer = await self.ask(peer, method, *args)
-            except DeadlineExceeded:
-                continue
-            except Refused:
-                return None
-            took_s = self.now - sent_s
-            # A slow answer counts at once and is forgotten slowly.
-            self.rtt_s[peer] = max(took_s, 0.9 * (usual_s or 0.0) + 0.1 * took_s)
-            self.slow_s = max(took_s, 0.99 * self.slow_s)
-            return answer
-        return None
 
     def _lose_the_ring(self) -> None:
         was_in = self.joined

@@ -7,21 +7,23 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Sequence
+from typing import ClassVar
 
-from orrery.base.errors import Refused
 from orrery.parts import Count
-from orrery.systems.protocols.problems.lookup import Overlay, place_of, ring_of
+from orrery.systems.protocols.baselines.overlay import RoutedOverlay
+from orrery.systems.protocols.problems.lookup import place_of, ring_of
 
 
-class RingPointers(Overlay):
+class RingPointers(RoutedOverlay):
     """What a node of the ring knows of the others; `Chord` keeps it true."""
 
     successors: Count = 6
     shortcuts: bool = False
 
+    whole: ClassVar[str] = "ring"
+
     def start(self) -> None:
-        self.place = place_of(self.id, self.bits)
-        self.joined = False
+        super().start()
         self.succs: list[int] = []
         self.pred: int | None = None
         self.fingers: dict[int, int] = {}  # exponent -> node, only those beyond the successor
@@ -44,8 +46,8 @@ class RingPointers(Overlay):
         self.emit(successor=self.succs[0])
 
     def _begin_alone(self) -> None:
+        super()._begin_alone()
         self.succs = [self.id]
-        self.joined = True
         self.emit(successor=self.id)
 
     # -- where to go for a key
@@ -122,10 +124,6 @@ class RingPointers(Overlay):
                  for node in self.fingers.values() if node != self.id}  # fmt: skip
         self.gaps = sorted(known)
         self.near_first = [known[gap] for gap in self.gaps]
-
-    def _must_be_in(self) -> None:
-        if not self.joined:
-            raise Refused(f"node {self.id} is not in the ring")
 
     # -- arithmetic on the ring
 

@@ -13,8 +13,8 @@ from collections.abc import Iterable
 from typing import Any, ClassVar
 
 from orrery.parts import Count
+from orrery.systems.protocols.baselines.overlay import OverlayNode
 from orrery.systems.protocols.problems.lookup import place_of, ring_of
-from orrery.systems.protocols.problems.owner_lookup import RuledOverlay
 
 SHIFT = 24
 NODE = (1 << SHIFT) - 1
@@ -88,7 +88,7 @@ class Search:
         return [x & NODE for x in self.near if status[x] == ANSWERED][:n]
 
 
-class Buckets(RuledOverlay):
+class Buckets(OverlayNode):
     """What a node knows of the others; `Kademlia` keeps it fresh."""
 
     k: Count = 20
@@ -96,29 +96,39 @@ class Buckets(RuledOverlay):
     owner_rule: ClassVar[str] = "xor"
 
     def start(self) -> None:
-        self.place = place_of(self.id, self.bits)
+        super().start()
         self.book = contacts_of(len(self.peers) + 1, self.bits)
         self.mine = self.book[self.id]
         self.buckets: dict[int, list[int]] = {}  # by the length of the XOR, oldest seen first
         self.filled: list[int] = []  # the indexes of the buckets that are there, in order
         self.spare: dict[int, list[int]] = {}  # newcomers to full buckets, latest last
         self.pinged_s: dict[int, float] = {}
-        self.joined = False
 
-    def _fill(self) -> None:
+    def _begin_in_place(self) -> None:
         """Take the contacts that a network at rest would have: up to k of each bucket, at random.
 
-        A bucket covers one stretch of places, so it is cut from the sorted list of all nodes.
+        A bucket covers one stretch of places, so it is cut from the sorted list of all nodes; from
+        one bucket to the next nearer one, only what shares my next bit is still looked at.
         """
         places, nodes = ring_of(len(self.book), self.bits)
-        for i in range(self.bits):
-            low = (self.place ^ (1 << i)) >> i << i
-            first, last = bisect_left(places, low), bisect_left(places, low + (1 << i))
+        cuts: list[tuple[int, int, int]] = []
+        low, high = 0, len(places)
+        for i in range(self.bits - 1, -1, -1):
+            middle = bisect_left(places, (self.place >> i | 1) << i, low, high)
+            if self.place >> i & 1:
+                first, last, low = low, middle, middle
+            else:
+                first, last, high = middle, high, middle
             if last > first:
-                picked = self.rng.sample(range(first, last), self.k)
-                # The index is the length of the contacts' XOR, node bits included.
-                self.buckets[i + 1 + SHIFT] = [self.book[nodes[at]] for at in picked]
+                cuts.append((i, first, last))
+            if high - low == 1:  # nobody is nearer
+                break
+        for i, first, last in reversed(cuts):
+            picked = self.rng.sample(range(first, last), self.k)
+            # The index is the length of the contacts' XOR, node bits included.
+            self.buckets[i + 1 + SHIFT] = [self.book[nodes[at]] for at in picked]
         self.filled = sorted(self.buckets)
+        self.joined = True
 
     def _saw(self, node: int) -> int:
         """Note a sign of life; gives the index of a full bucket whose oldest should be pinged."""
@@ -168,24 +178,21 @@ class Buckets(RuledOverlay):
     def _closest(self, target: int, n: int) -> list[int]:
         """The n contacts nearest to a shifted target, XORed with it, nearest first.
 
-        Who shares my bucket with the target is nearer to it than all others; then come those
-        nearer to me than it, then bucket after bucket outwards.
+        A bucket holds those who differ from me in one bit and in nothing above it. Where I differ
+        from the target in that bit too, they are nearer to it than I am, the more so the higher the
+        bit; where I do not, they are further away, the less so the lower the bit. So bucket after
+        bucket is sorted by itself, and only as many of them as are needed.
         """
-        at = (self.mine ^ target) >> SHIFT
-        i = at.bit_length() + SHIFT if at else 0
-        buckets, filled = self.buckets, self.filled
-        found = [c ^ target for c in buckets[i]] if i in buckets else []
-        found.sort()
-        place = bisect_left(filled, i)
-        if len(found) < n:
-            inner = [c ^ target for j in filled[:place] for c in buckets[j]]
-            inner.sort()
-            found += inner
-            if place < len(filled) and filled[place] == i:
-                place += 1
-            while len(found) < n and place < len(filled):
-                outer = [c ^ target for c in buckets[filled[place]]]
-                outer.sort()
-                found += outer
-                place += 1
+        away = self.mine ^ target
+        buckets, found = self.buckets, []
+        for i in reversed(self.filled):
+            if away >> (i - 1) & 1:
+                found += sorted([c ^ target for c in buckets[i]])
+                if len(found) >= n:
+                    return found[:n]
+        for i in self.filled:
+            if not away >> (i - 1) & 1:
+                found += sorted([c ^ target for c in buckets[i]])
+                if len(found) >= n:
+                    break
         return found[:n]

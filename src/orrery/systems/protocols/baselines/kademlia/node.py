@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 from orrery.base.errors import DeadlineExceeded, Refused
-from orrery.parts import Count, Positive, Whole, rpc
+from orrery.parts import Count, Positive, rpc
 from orrery.systems.protocols.baselines.kademlia.buckets import (
     ANSWERED,
     ASKED,
@@ -49,8 +49,6 @@ class Kademlia(Buckets):
     upkeep_s: Positive = 1.0
     timeout_s: Positive = 0.1
     tries: Count = 2
-    warm: bool = True
-    bootstrap: Whole = 0
     ping: bool = True
 
     tolerates: ClassVar[tuple[str, ...]] = (
@@ -62,21 +60,11 @@ class Kademlia(Buckets):
     def start(self) -> None:
         super().start()
         self.silent = False  # after a leave
-        self.slow_s = 0.0  # a slow round trip of late
-        self.tickets = 0
         self.open: dict[int, Search] = {}
         self.searched_s: dict[int, float] = {}
 
     async def main(self) -> None:
-        if not self.peers or (self.warm and self.incarnation == 0):
-            self._fill()
-            self.joined = True
-        elif self.incarnation == 0 and self.id == self._first():
-            self.joined = True
-        else:
-            await self._enter([self._first()] if self.incarnation == 0 else [])
-        # Nodes that start together must not all search at the same moment for ever.
-        await self.sleep(self.rng.uniform(0.0, self.upkeep_s))
+        await self._come_in()
         own = False
         while True:
             if self.joined and self.peers:
@@ -84,8 +72,8 @@ class Kademlia(Buckets):
                 await self._search(self.place if own else self._lonely_place())
             await self.sleep(self.upkeep_s)
 
-    def _first(self) -> int:
-        return min(self.bootstrap, len(self.peers))
+    def _period_s(self) -> float:
+        return self.upkeep_s
 
     async def _enter(self, helpers: list[int]) -> None:
         """Search for oneself through a helper, then in every bucket beyond the nearest one."""
@@ -93,7 +81,7 @@ class Kademlia(Buckets):
             self._saw(helpers.pop(0) if helpers else self.rng.choice(self.peers))
             search = await self._search(self.place)
             if search.answers == 0:
-                if self.id == self._first() and await self._all_are_out():
+                if await self._all_are_out():
                     break
                 await self.sleep(self.rng.uniform(0.5, 1.0) * self.upkeep_s)
                 continue
@@ -101,10 +89,6 @@ class Kademlia(Buckets):
             for i in self.filled[1:]:
                 await self._search(self._place_in(i))
         self.joined = True
-
-    async def _all_are_out(self) -> bool:
-        """Whether nobody is in, so that the bootstrap node has to begin anew."""
-        return not any(await self.all(*(self._alive(peer) for peer in self.peers)))
 
     def _place_in(self, i: int) -> int:
         """A random place of a bucket."""
@@ -141,8 +125,7 @@ class Kademlia(Buckets):
     @rpc
     async def join(self, via: int) -> None:
         self.silent = False
-        if not self.joined:
-            self.spawn(self._enter([via]))
+        await super().join(via)
 
     # -- what nodes say to each other
 
@@ -284,10 +267,6 @@ class Kademlia(Buckets):
             except Refused:
                 return False
         return False
-
-    def _must_be_in(self) -> None:
-        if not self.joined:
-            raise Refused(f"node {self.id} is not in the network")
 
     def _first_nodes(self, search: Search, n: int) -> list[int]:
         """The n nodes nearest to a search's key that are known to be there, oneself among them."""

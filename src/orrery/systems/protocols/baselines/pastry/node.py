@@ -7,11 +7,10 @@ the dead do not come back by hearsay.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from typing import Any, ClassVar
+from collections.abc import Iterable
+from typing import ClassVar
 
-from orrery.base.errors import DeadlineExceeded, Refused
-from orrery.parts import Count, Positive, Whole, rpc
+from orrery.parts import Positive, rpc
 from orrery.systems.protocols.baselines.pastry.tables import NODE, PrefixTables
 
 
@@ -42,11 +41,6 @@ class Pastry(PrefixTables):
     """
 
     probe_s: Positive = 0.25
-    timeout_s: Positive = 0.03
-    tries: Count = 3
-    find_s: Positive = 0.5
-    warm: bool = True
-    bootstrap: Whole = 0
     repair: bool = True
 
     tolerates: ClassVar[tuple[str, ...]] = ("duplicate", "reorder", "crash", "restart", "pause")
@@ -55,45 +49,22 @@ class Pastry(PrefixTables):
 
     def start(self) -> None:
         super().start()
-        self.rtt_s: dict[int, float] = {}
-        self.slow_s = 0.0
-        self.tickets = 0
         self.turns = 0
-        self.open: dict[int, Any] = {}
         self.gone_s: dict[int, float] = {}  # who did not answer, and when
 
     async def main(self) -> None:
-        if not self.peers or (self.warm and self.incarnation == 0):
-            self._fill()
-            self.joined = True
-        elif self.incarnation == 0 and self.id == self._first():
-            self.joined = True
-        else:
-            await self._enter([self._first()] if self.incarnation == 0 else [])
-        # Nodes that start together must not all ask at the same moment for ever.
-        await self.sleep(self.rng.uniform(0.0, self.probe_s))
+        await self._come_in()
         while True:
             if self.joined and self.peers:
                 await self._tend_leaves()
                 await self._tend_table()
             await self.sleep(self.probe_s)
 
-    def _first(self) -> int:
-        return min(self.bootstrap, len(self.peers))
+    def _period_s(self) -> float:
+        return self.probe_s
 
-    async def _enter(self, helpers: list[int]) -> None:
+    async def _enter_through(self, node: int) -> bool:
         """Walk to my own place, take rows on the way and the leaf set at its end, say hello."""
-        failures = 0
-        while not self.joined:
-            if failures and failures % 3 == 0 and await self._all_are_out():
-                break
-            helper = helpers.pop(0) if helpers else self.rng.choice(self.peers)
-            if not await self._walk_in(helper):
-                failures += 1
-                await self.sleep(self.rng.uniform(0.5, 1.0) * self.probe_s)
-        self.joined = True
-
-    async def _walk_in(self, node: int) -> bool:
         skip: list[int] = [self.id]
         came: list[int] = []
         while True:
@@ -120,13 +91,6 @@ class Pastry(PrefixTables):
             self.tell(peer, Pastry.hello)
         return True
 
-    async def _all_are_out(self) -> bool:
-        """Whether the bootstrap node finds nobody in, so that it has to begin anew."""
-        if self.id != self._first():
-            return False
-        inside = await self.all(*(self._call(peer, Pastry.alive) for peer in self.peers))
-        return not self.joined and not any(inside)
-
     # -- the port
 
     @rpc
@@ -143,16 +107,7 @@ class Pastry(PrefixTables):
             self.tell(peer, Pastry.goodbye)
         self.up, self.down, self.table = [], [], {}
 
-    @rpc
-    async def join(self, via: int) -> None:
-        if not self.joined:
-            self.spawn(self._enter([via]))
-
     # -- what nodes say to each other
-
-    @rpc
-    def alive(self) -> bool:
-        return self.joined
 
     @rpc
     def hello(self, sender: int) -> None:
@@ -196,32 +151,13 @@ class Pastry(PrefixTables):
         self.spawn(self._pass_on(key, origin, ticket, hops))
         return True
 
-    @rpc
-    def found(self, ticket: int, owner: int, hops: int) -> None:
-        waiting = self.open.get(ticket)
-        if waiting is not None:
-            waiting.set((owner, hops))
-
     # -- finding
 
     async def _find(self, key: int) -> tuple[int, int]:
         self._must_be_in()
         if self._choose(key, ()) == self.id:
             return self.id, 0
-        for _ in range(self.tries):
-            self.tickets += 1
-            ticket, answer = self.tickets, self.event()
-            self.open[ticket] = answer
-            try:
-                async with self.deadline(max(self.find_s, 30 * self.slow_s)):
-                    await self._pass_on(key, self.id, ticket, 0)
-                    owner, hops = await answer.wait()
-                    return owner, hops
-            except DeadlineExceeded:
-                self._must_be_in()
-            finally:
-                del self.open[ticket]
-        raise Refused(f"node {self.id}: no owner of {key} was found in {self.tries} tries")
+        return await super()._find(key)
 
     async def _pass_on(self, key: int, origin: int, ticket: int, hops: int) -> None:
         skip: list[int] = []
@@ -229,10 +165,7 @@ class Pastry(PrefixTables):
         while self.joined and hops <= 4 * self.bits:
             node = self._choose(key, skip)
             if node == self.id:
-                if origin == self.id:
-                    self.found(ticket, node, hops)
-                else:
-                    self.tell(origin, Pastry.found, ticket, node, hops)
+                self._answer(origin, ticket, hops)
                 return
             if await self._call(node, Pastry.route, key, origin, ticket, hops + 1):
                 return
@@ -296,18 +229,21 @@ class Pastry(PrefixTables):
             self._lost(peer)
             return
         strange = None
+        # A row has a hundred entries, so the loop looks everything up by itself.
+        me, gone_s, slots, table, rtt_s = self.id, self.gone_s, self.slots, self.table, self.rtt_s
         for node in row:
-            if node == self.id or self._gone_of_late(node):
+            if node == me or (node in gone_s and self._gone_of_late(node)):
                 continue
-            held = self.table.setdefault(self._slot(node), node)
-            if held != node and node not in self.rtt_s:
+            slot = slots.get(node)
+            held = table.setdefault(self._slot(node) if slot is None else slot, node)
+            if held != node and node not in rtt_s:
                 strange = node
         if strange is not None and self.locality:
             await self._compare(strange)
 
     async def _compare(self, node: int) -> None:
         """Keep the nearer of two nodes for one entry, by their round trips."""
-        if not await self._call(node, Pastry.alive):
+        if not await self._alive(node):
             self.gone_s[node] = self.now
             return
         slot = self._slot(node)
@@ -334,26 +270,3 @@ class Pastry(PrefixTables):
 
     def _gone_of_late(self, node: int) -> bool:
         return self.now - self.gone_s.get(node, -1e9) < 8 * self.probe_s
-
-    async def _call(self, peer: int, method: Callable[..., Any], *args: Any) -> Any:
-        """Ask a few times; None when the peer says no or nothing. As in Chord."""
-        usual_s = self.rtt_s.get(peer)
-        for attempt in range(self.tries):
-            wait_s = self.timeout_s * 4**attempt if usual_s is None else 3 * usual_s
-            sent_s = self.now
-            try:
-                async with self.deadline(max(self.timeout_s, wait_s)):
-                    answer = await self.ask(peer, method, *args)
-            except DeadlineExceeded:
-                continue
-            except Refused:
-                return None
-            took_s = self.now - sent_s
-            self.rtt_s[peer] = max(took_s, 0.9 * (usual_s or 0.0) + 0.1 * took_s)
-            self.slow_s = max(took_s, 0.99 * self.slow_s)
-            return answer
-        return None
-
-    def _must_be_in(self) -> None:
-        if not self.joined:
-            raise Refused(f"node {self.id} is not in the network")

@@ -6,26 +6,42 @@ in the low 24, so that a sorted list of leaves is in order of distance with no k
 
 from __future__ import annotations
 
+import functools
 from bisect import bisect_left, insort
-from collections.abc import Iterable, Sequence
-from typing import Annotated, ClassVar
+from collections.abc import Callable, Iterable, Sequence
+from typing import Annotated, Any, ClassVar
 
 import msgspec
 
 from orrery.base.errors import PartError
+from orrery.systems.protocols.baselines.overlay import RoutedOverlay
 from orrery.systems.protocols.problems.lookup import place_of, ring_of
-from orrery.systems.protocols.problems.owner_lookup import RuledOverlay
 
 SHIFT = 24
 NODE = (1 << SHIFT) - 1
-# A place of a warm table is filled with the nearest of this many candidates.
+# An entry of a warm table is the nearest of so many candidates.
 TRIED_WHEN_WARM = 8
 
 Digit = Annotated[int, msgspec.Meta(ge=1, le=8)]
 Leaves = Annotated[int, msgspec.Meta(ge=2, le=1024, multiple_of=2)]
 
 
-class PrefixTables(RuledOverlay):
+@functools.lru_cache(maxsize=4)
+def _sites(wiring: Any) -> list[int]:
+    """The site of each node, as a list, which is quicker to look up than an array."""
+    return [int(site) for site in wiring.site_of]
+
+
+def _latencies(wiring: Any, me: int) -> Callable[[int], float]:
+    """The latency from here to a node; where sites decide it, without asking the wiring anew."""
+    if wiring.site_of is None:
+        return functools.partial(wiring.latency, me)
+    sites = _sites(wiring)
+    row = wiring.site_latency_s[sites[me]].tolist()
+    return lambda node: row[sites[node]] if node != me else 0.0
+
+
+class PrefixTables(RoutedOverlay):
     """What a node knows of the others; `Pastry` keeps it true."""
 
     b: Digit = 4
@@ -39,8 +55,7 @@ class PrefixTables(RuledOverlay):
             name = type(self).__name__
             fix = f"give a multiple of b = {self.b}"
             raise PartError(f"{name}.bits = {self.bits} is no whole number of digits; {fix}")
-        self.place = place_of(self.id, self.bits)
-        self.joined = False
+        super().start()
         self.up: list[int] = []  # the nearest nodes up the ring
         self.down: list[int] = []  # and down
         self.table: dict[int, int] = {}  # row << 8 | digit -> node
@@ -48,7 +63,7 @@ class PrefixTables(RuledOverlay):
 
     # -- a network at rest
 
-    def _fill(self) -> None:
+    def _begin_in_place(self) -> None:
         """Take the tables of a network at rest; entries are near ones where locality counts."""
         places, nodes = ring_of(len(self.peers) + 1, self.bits)
         size, at = len(nodes), bisect_left(places, self.place)
@@ -56,27 +71,45 @@ class PrefixTables(RuledOverlay):
         for i in range(1, half + 1):
             self._add_leaf(nodes[(at + i) % size])
             self._add_leaf(nodes[at - i])
+        latency = _latencies(self.world.wiring(), self.id) if self.locality else None
         wide = 1 << self.b
+        low, high = 0, size  # the nodes that share my prefix so far
         for row in range(self.bits // self.b):
             width = self.bits - self.b * (row + 1)  # the bits after this row's digit
             base = self.place >> (width + self.b) << (width + self.b)
             mine = (self.place >> width) & (wide - 1)
-            others = 0
+            first, mine_first, mine_last = low, low, high
             for digit in range(wide):
-                low = base + (digit << width)
-                first, last = bisect_left(places, low), bisect_left(places, low + (1 << width))
-                others += last - first
-                if digit != mine and last > first:
-                    self.table[row << 8 | digit] = self._pick(nodes, first, last)
-            if others <= 1:  # nobody but me has this prefix, nor any longer one
+                last = bisect_left(places, base + (digit + 1 << width), first, high)
+                if digit == mine:
+                    mine_first, mine_last = first, last
+                elif last > first:
+                    self.table[row << 8 | digit] = self._pick(nodes, first, last, latency)
+                first = last
+            # The stretch of my own digit goes on in the next row, as long as others are in it.
+            alone = high - low <= 1
+            low, high = mine_first, mine_last
+            if alone:
                 break
+        self.joined = True
 
-    def _pick(self, nodes: Sequence[int], first: int, last: int) -> int:
-        if not self.locality:
-            return nodes[first + self.rng.below(last - first)]
-        latency = self.world.wiring().latency
-        tried = [nodes[i] for i in self.rng.sample(range(first, last), TRIED_WHEN_WARM)]
-        return min(tried, key=lambda node: (latency(self.id, node), node))
+    def _pick(
+        self, nodes: Sequence[int], first: int, last: int, latency: Callable[[int], float] | None
+    ) -> int:
+        """One of a stretch of nodes: the nearest of a few, or with no regard to that, any.
+
+        Places are hashes, so neighbours on the ring are a random sample of all machines; a window
+        at a random place costs one draw where a sample of single nodes would cost as many as it
+        has, and a large world fills millions of entries.
+        """
+        tried = TRIED_WHEN_WARM if latency is not None else 1
+        if last - first > tried:
+            first += self.rng.below(last - first - tried + 1)
+            last = first + tried
+        if latency is None or last - first == 1:
+            return nodes[first]
+        some = nodes[first:last]
+        return min(zip(map(latency, some), some, strict=True))[1]
 
     # -- where to go for a key
 
@@ -134,7 +167,7 @@ class PrefixTables(RuledOverlay):
         return list(dict.fromkeys((*leaves, *self.table.values())))
 
     def _leaf_nodes(self) -> tuple[int, ...]:
-        return tuple(dict.fromkeys(leaf & NODE for leaf in (*self.up, *self.down)))
+        return tuple(dict.fromkeys([leaf & NODE for leaf in (*self.up, *self.down)]))
 
     def _slot(self, node: int) -> int:
         """Where in the table a node belongs; reckoned once for each node heard of."""
@@ -171,7 +204,10 @@ class PrefixTables(RuledOverlay):
         """Fill a place of the routing table that is empty."""
         if node != self.id:
             slot = self.slots.get(node)
-            self.table.setdefault(self._slot(node) if slot is None else slot, node)
+            if slot is None:
+                slot = self._slot(node)
+            if slot not in self.table:
+                self.table[slot] = node
 
     def _forget(self, node: int) -> bool:
         """Drop a node that does not answer; gives whether it was a leaf."""
@@ -186,12 +222,17 @@ class PrefixTables(RuledOverlay):
     def _row_for(self, node: int) -> tuple[int, ...]:
         """My entries that a node of that place can use: all rows down to our common prefix."""
         most = self._slot(node) >> 8 if node != self.id else self.bits
-        return tuple(dict.fromkeys(n for slot, n in self.table.items() if slot >> 8 <= most))
+        return tuple(dict.fromkeys([n for slot, n in self.table.items() if slot >> 8 <= most]))
 
     def _replicas(self, key: int, n: int) -> tuple[int, ...]:
         """The n nodes nearest to a key among my leaves and me, nearest first."""
-        near = sorted((self.id, *self._leaf_nodes()), key=lambda node: self._away(key, node))
-        return tuple(near[:n])
+        size, bits, near = 1 << self.bits, self.bits, []
+        for node in (self.id, *self._leaf_nodes()):  # the arithmetic of `_away`, without its calls
+            place = place_of(node, bits)
+            gap = (key - place) % size
+            near.append((gap if gap + gap <= size else size - gap, place, node))
+        near.sort()
+        return tuple([node for _, _, node in near[:n]])
 
     def _learn_entries(self, nodes: Iterable[int]) -> None:
         for node in nodes:

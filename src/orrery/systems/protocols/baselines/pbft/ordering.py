@@ -142,18 +142,16 @@ class Ordering(OrderNode):
     def prepare(self, view: int, number: int, digest: bytes, sender: int) -> None:
         """A backup has accepted the proposal with this digest."""
         if self.in_reach(number) and sender != self.leader(view):
-            votes = self.slot(number).prepares
-            if votes.get(sender, (-1, b""))[0] < view:
-                votes[sender] = (view, digest)
-                self.try_prepare(self.slots[number])
+            slot = self.slot(number)
+            if slot.prepares.add(sender, view, digest):
+                self.try_prepare(slot)
 
     @rpc
     def commit(self, view: int, number: int, digest: bytes, sender: int) -> None:
         """A replica has seen a quorum prepare the proposal with this digest."""
         if self.in_reach(number):
-            votes = self.slot(number).commits
-            if votes.get(sender, (-1, b""))[0] < view:
-                votes[sender] = (view, digest)
+            slot = self.slot(number)
+            if slot.commits.add(sender, view, digest):
                 self.apply_ready()
 
     def try_prepare(self, slot: Slot) -> None:
@@ -169,13 +167,13 @@ class Ordering(OrderNode):
             slot.vouched = slot.sent_prepare = True
             self.spoke_for(slot)
             if self.leader(self.view) != self.id:
-                slot.prepares[self.id] = (slot.view, slot.digest)
+                slot.prepares.add(self.id, slot.view, slot.digest)
                 self.say(Ordering.prepare, slot.view, slot.number, slot.digest)
         # The proposal itself is the primary's vote.
         if not slot.sent_commit and slot.agreeing(slot.prepares) >= self.quorum - 1:
             slot.sent_commit = True
             self.was_prepared(slot)
-            slot.commits[self.id] = (slot.view, slot.digest)
+            slot.commits.add(self.id, slot.view, slot.digest)
             self.say(Ordering.commit, slot.view, slot.number, slot.digest)
             self.apply_ready()
 
