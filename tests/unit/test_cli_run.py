@@ -258,7 +258,7 @@ def test_check_gives_one_document_or_a_list():
     assert found.json["id"] == "push-gossip"
     for claim in found.json["claims"]:
         assert set(claim) == CLAIM
-    assert cli("check", "--room", "serve", "--json").json == []
+    assert cli("check", "--room", "hardware", "--json").json == []
 
 
 def test_check_refuses_bad_input():
@@ -266,7 +266,7 @@ def test_check_refuses_bad_input():
     refused("check", "push-gossip", "--all")
     refused("check", "push-gosip")
     refused("check", "--room", "nope")
-    refused("check", "taper")
+    refused("check", "helm")
 
 
 # -- runs, replay, report

@@ -70,7 +70,8 @@ def command(
     ] = None,
     spans_out: Annotated[
         Path | None,
-        typer.Option("--spans-out", help="Write all events: .json (Perfetto), .jsonl, .parquet."),
+        typer.Option("--spans-out", metavar="FILE",
+                     help="Write all events: .json (Perfetto), .jsonl, .parquet, .et (Chakra)."),
     ] = None,
     as_json: Json = False,
 ) -> None:  # fmt: skip
@@ -130,9 +131,10 @@ def make_run(
     made = run(part, problem=problem, world=world, engine=engine, seed=seed, until_s=until_s,
                **options)  # fmt: skip
     if spans_out is not None:
-        from orrery.lab import spans
+        from orrery.lab import execution_traces, spans
 
-        spans.write(made, spans_out)
+        write = execution_traces.write if spans_out.suffix == ".et" else spans.write
+        write(made, spans_out)
     if engine != "virtual" and store.has(spec_id(spec)):
         store.rm(spec_id(spec))  # a real run is never the same twice: the newest one is kept
     id = store.save(made, spec)
@@ -146,8 +148,8 @@ def _check_target(path: Path) -> None:
     if path.is_dir() or not path.parent.is_dir():
         why = "is a folder" if path.is_dir() else f"there is no folder {path.parent}"
         raise UsageError(f"--spans-out {path}: {why}; name a file such as run.json")
-    if path.suffix not in (".json", ".jsonl", ".parquet"):
-        raise UsageError(f"--spans-out {path}: end the name with .json, .jsonl or .parquet")
+    if path.suffix not in (".json", ".jsonl", ".parquet", ".et"):
+        raise UsageError(f"--spans-out {path}: end the name with .json, .jsonl, .parquet or .et")
 
 
 def _show(made: Run, document: dict[str, Any]) -> None:
