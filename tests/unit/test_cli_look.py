@@ -58,7 +58,7 @@ def test_show_gives_one_entry():
     text = cli("show", "push-gossip")
     assert text.code == 0
     assert "fanout" in text.out
-    planned = cli("show", "taper")
+    planned = cli("show", "helm")
     assert planned.code == 0
     assert "planned" in planned.out
 

@@ -128,7 +128,7 @@ def test_spans_are_written(tmp_path, suffix):
 @pytest.mark.parametrize(
     "words",
     [
-        ("run",), ("run", ""), ("run", "push-gosip"), ("run", "taper"), ("run", "nosuch:Class"),
+        ("run",), ("run", ""), ("run", "push-gosip"), ("run", "helm"), ("run", "nosuch:Class"),
         ("run", "orrery.parts:Nope"), ("run", "none.py:X"), ("run", ":"), ("run", "a:"),
         ("run", "json:JSONDecoder"),
         ("run", "push-gossip", "--world", "lan:0"), ("run", "push-gossip", "--world", ""),
