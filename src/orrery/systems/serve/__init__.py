@@ -11,6 +11,8 @@ from orrery.base.doors import door
 _ROOM = "orrery.systems.serve"
 _HOMES = {
     # the questions
+    "Assigner": f"{_ROOM}.problems.dp_decode",
+    "DPDecode": f"{_ROOM}.problems.dp_decode",
     "LLMBatching": f"{_ROOM}.problems.llm_batching",
     "LLMRouting": f"{_ROOM}.problems.llm_routing",
     "ServingProblem": f"{_ROOM}.problems.cluster",
@@ -26,6 +28,12 @@ _HOMES = {
     "RoundRobin": f"{_ROOM}.baselines.round_robin",
     "SessionSticky": f"{_ROOM}.baselines.session_sticky",
     "ShortestQueue": f"{_ROOM}.baselines.shortest_queue",
+    # assigners of data-parallel decode workers
+    "DPLeastKV": f"{_ROOM}.baselines.dp_least_kv",
+    "DPLeastOutstanding": f"{_ROOM}.baselines.dp_least_outstanding",
+    "DPPowerOfTwo": f"{_ROOM}.baselines.dp_power_of_two",
+    "DPRandom": f"{_ROOM}.baselines.dp_random",
+    "DPRoundRobin": f"{_ROOM}.baselines.dp_round_robin",
     # schedulers
     "AgeingPriority": f"{_ROOM}.baselines.ageing_priority",
     "Orca": f"{_ROOM}.baselines.orca",
@@ -34,6 +42,8 @@ _HOMES = {
     "ShortestJob": f"{_ROOM}.baselines.shortest_job",
     "VllmV1": f"{_ROOM}.baselines.vllm_v1",
     "WeightedShares": f"{_ROOM}.baselines.weighted_shares",
+    # the published systems
+    "BalanceRoute": f"{_ROOM}.balanceroute",
 }
 
 __all__ = sorted(_HOMES)
