@@ -135,11 +135,12 @@ class Replica:
                 return True
         for seq in self.running:
             if seq.request.id == request_id:
-                # It leaves with the step that is planned last, like one that is done.
-                seq._limit = max(seq.planned, 1)
-                seq.decoding = False
                 if self._times > 1:
                     self._cut(now_s)
+                # It leaves with the step that is planned last, like one that is done; the steps
+                # of a run, which are booked when it ends, come before that.
+                seq._limit = max(seq.planned + max(self._times - 1, 0), 1)
+                seq.decoding = False
                 return True
         return False
 
