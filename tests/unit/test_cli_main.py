@@ -84,7 +84,7 @@ def test_an_unknown_command_is_a_usage_error(word, near):
     assert f'did you mean "{near}' in refused(word)
 
 
-@pytest.mark.parametrize("name", ["choose", "when", "sweep", "page", "feed", "serve", "validate"])
+@pytest.mark.parametrize("name", ["when", "sweep", "page", "feed"])
 def test_commands_that_are_not_there_yet_are_unknown(name):
     assert "no command" in refused(name)
 
