@@ -97,9 +97,9 @@ class TooEager(ColeVishkin):
 class Mute(LargestId):
     """Never outputs when it is the leader."""
 
-    def _decide(self, state):
+    def decide(self, state):
         if len(state.seen) < state.me.n:
-            super()._decide(state)
+            super().decide(state)
 
 
 def kinds(part, seeds=range(3), **options) -> set[str]:

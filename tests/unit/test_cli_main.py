@@ -54,8 +54,11 @@ def test_help_names_every_command():
 def test_every_command_has_help_with_an_example_and_takes_json(name):
     told = cli(name, "--help")
     assert told.code == 0
-    if name in ("runs", "verify", "bench"):
-        inner = {"runs": ("ls", "rm", "gc"), "verify": ("determinism",), "bench": ("kernel",)}
+    inner = {
+        "runs": ("ls", "rm", "gc"), "verify": ("determinism",), "bench": ("kernel", "serving"),
+        "validate": ("serving",),
+    }  # fmt: skip
+    if name in inner:
         texts = [cli(name, each, "-h").out for each in inner[name]]
     else:
         texts = [told.out]

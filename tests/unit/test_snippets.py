@@ -57,6 +57,9 @@ def elsewhere(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setenv("COLUMNS", "200")
+    rows = [f"2024-05-10 00:00:{i:02}.5+00:00,{300 + 7 * i},{40 + i}" for i in range(60)]
+    header = "TIMESTAMP,ContextTokens,GeneratedTokens"  # a trace of the reader's own
+    (tmp_path / "mine.csv").write_text("\n".join([header, *rows]) + "\n")
     yield tmp_path
     for name, module in list(sys.modules.items()):
         # A page's own module must not be taken for that of the next page.

@@ -30,7 +30,7 @@ def command(
     """
     from orrery.lab.discover import find
 
-    entry = find(id)
+    entry = find(id, quick=False)
     knobs = _knobs(entry) if entry.built else []
     answer({**entry.shown(), "knobs": knobs}, as_json, lambda: _show(entry, knobs))
 

@@ -156,11 +156,18 @@ def read_entry(
         _works_when_row(line, book.works_when(stem.id, line.n, line.text))
         for line in stem.works_when
     ]
-    entry.claims = [
-        _claim_row(claim, book.verdict(stem.id, claim, stem.problem)) for claim in stem.claims
-    ]
-    entry.status = _status(entry, built)
+    _judge(entry, book, quick=True)
     return entry
+
+
+def _judge(entry: Entry, book: Ledger, *, quick: bool) -> None:
+    """Set what the ledger says of the claims, and the status that follows."""
+    stem = entry.stem
+    entry.claims = [
+        _claim_row(claim, book.verdict(stem.id, claim, stem.problem, quick=quick))
+        for claim in stem.claims
+    ]
+    entry.status = _status(entry, built=bool(entry.module))
 
 
 def _works_when_row(line: WorksWhen, record: dict[str, Any] | None) -> dict[str, Any]:
@@ -217,12 +224,18 @@ def entries(room: str | None = None, ledger: Ledger | None = None) -> list[Entry
     return [entry for entry in found.entries if entry.room == room]
 
 
-def find(id: str, ledger: Ledger | None = None) -> Entry:
-    """The entry of an id, or an error that names the nearest one."""
+def find(id: str, ledger: Ledger | None = None, *, quick: bool = True) -> Entry:
+    """The entry of an id, or an error that names the nearest one.
+
+    Unless `quick`, the worlds of its claims are built to see that its verdicts still count.
+    """
     wanted = id.replace("_", "-")
-    known = entries(ledger=ledger)
+    book = ledger if ledger is not None else Ledger.default()
+    known = entries(ledger=book)
     for entry in known:
         if entry.id == id or entry.id.replace("_", "-") == wanted:
+            if not quick:
+                _judge(entry, book, quick=False)
             return entry
     raise UsageError(f"no system {id!r}; {did_you_mean(id, [e.id for e in known])}")
 

@@ -143,6 +143,8 @@ class Store:
                 if failure.errno == errno.EACCES and not target.exists():
                     raise
             if self._stays(id, partial):
+                with contextlib.suppress(OSError):
+                    os.utime(target)  # made again just now: it is the last one
                 return
             self._discard(target)
         raise OSError(errno.EBUSY, "other writers keep replacing it")
@@ -249,7 +251,7 @@ class Store:
                 found.append(self.load(id))
             except StoreError as error:
                 tell(error)
-        found.sort(key=lambda run: (str(run.environment.get("date", "")), run.id), reverse=True)
+        found.sort(key=lambda run: (self._made_ns(run.id), run.id), reverse=True)
         return found
 
     def find(self, prefix: str) -> str:
@@ -292,10 +294,14 @@ class Store:
         return [self.rm(id) for age, id in spare if older_than_s is None or age >= older_than_s]
 
     def _age_s(self, id: str) -> float:
+        return (time.time_ns() - self._made_ns(id)) / 1e9
+
+    def _made_ns(self, id: str) -> int:
+        """When the run was last made; now for one that has just been taken away."""
         try:
-            return time.time() - (self.runs / id).stat().st_mtime
+            return (self.runs / id).stat().st_mtime_ns
         except OSError:
-            return 0.0
+            return time.time_ns()
 
     def _sweep(self) -> None:
         try:

@@ -1,8 +1,9 @@
 """The hash of the world that a claim is judged in, known without building it each time.
 
-`orrery list` must tell whether a verdict's world is still the same, yet may not take the time to
-import the world and the problem. So hashes are kept in ORRERY_HOME/cache with the sizes and times
-of the files they rest on, and are worked out again when one of those has changed.
+A verdict counts only in the world that it was found in, yet `orrery list` may not take the time to
+import worlds and problems. So hashes are kept in ORRERY_HOME/cache with the sizes and times of the
+files they rest on. `orrery show`, `check` and the tests work out what is missing; the list asks
+only for what is known.
 """
 
 from __future__ import annotations
@@ -42,6 +43,11 @@ def world_hash(claim: Claim, problem: str = "") -> str | None:
     book[key] = found or ""
     write_cache("worlds.json", msgspec.json.encode(book))
     return found
+
+
+def known_hash(claim: Claim, problem: str = "") -> str | None:
+    """The hash of a claim's world if it was worked out before; "" if it could not be built."""
+    return _load_cache(str(home())).get(_key(claim, problem))
 
 
 def _build(claim: Claim, problem: str) -> str | None:
