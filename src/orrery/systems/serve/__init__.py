@@ -12,9 +12,12 @@ _ROOM = "orrery.systems.serve"
 _HOMES = {
     # the questions
     "Assigner": f"{_ROOM}.problems.dp_decode",
+    "DNNEdgeServing": f"{_ROOM}.problems.dnn_edge_serving",
     "DPDecode": f"{_ROOM}.problems.dp_decode",
+    "EdgePolicy": f"{_ROOM}.problems.dnn_edge_serving",
     "LLMBatching": f"{_ROOM}.problems.llm_batching",
     "LLMRouting": f"{_ROOM}.problems.llm_routing",
+    "LLMTenants": f"{_ROOM}.problems.llm_tenants",
     "ServingProblem": f"{_ROOM}.problems.cluster",
     # the ports
     "Router": "orrery.models.ports",
@@ -42,8 +45,18 @@ _HOMES = {
     "ShortestJob": f"{_ROOM}.baselines.shortest_job",
     "VllmV1": f"{_ROOM}.baselines.vllm_v1",
     "WeightedShares": f"{_ROOM}.baselines.weighted_shares",
+    # turns of a small machine
+    "EdgeEDF": f"{_ROOM}.baselines.edge_edf",
+    "EdgeFIFO": f"{_ROOM}.baselines.edge_fifo",
+    "EdgeLargestQueue": f"{_ROOM}.baselines.edge_largest_queue",
+    "EdgeRoundRobin": f"{_ROOM}.baselines.edge_round_robin",
+    "EdgeShallowest": f"{_ROOM}.baselines.edge_shallowest",
+    "EdgeShortestJob": f"{_ROOM}.baselines.edge_shortest_job",
+    "EdgeSpatial": f"{_ROOM}.baselines.edge_spatial",
     # the published systems
     "BalanceRoute": f"{_ROOM}.balanceroute",
+    "DriftSched": f"{_ROOM}.driftsched",
+    "EdgeServing": f"{_ROOM}.edgeserving",
 }
 
 __all__ = sorted(_HOMES)
