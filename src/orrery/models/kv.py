@@ -90,11 +90,12 @@ class KVPool:
         while left:
             key = next(iter(free))
             there = free[key]
-            gone = min(there, left)
-            if gone == there:
-                del free[key]
+            if there > left:
+                gone = left
+                free[key] = there - left
             else:
-                free[key] = there - gone
+                gone = there
+                del free[key]
             if key < EMPTY:
                 self.evicted += gone
             left -= gone

@@ -1,4 +1,4 @@
-"""What serving policies see and decide: schedulers of one replica, routers of many.
+"""What serving policies see and decide: schedulers of one replica, routers and autoscalers of many.
 
 Policies are plain synchronous code over views that they must not change. The same objects drive the
 modelled replica (`orrery.models.replica`) and the real one (`orrery.models.real`).
@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
+
+import msgspec
 
 from orrery.base.errors import PartError
 from orrery.models.requests import Request, Running
@@ -50,10 +52,22 @@ class EngineView:
 
 
 class Batch(NamedTuple):
-    """What the next step computes: (request, tokens) each; and who loses its blocks first."""
+    """What the next step computes: (request, tokens) each; and who loses its blocks first.
 
-    work: list[tuple[Running, int]]
+    Requests that make one more token and have the room for it (`Running.ready`) may be named in
+    `decodes` instead: that says the same, and spares the engine a look at each.
+    """
+
+    pieces: list[tuple[Running, int]]
     preempt: list[Running] = []
+    decodes: list[Running] = []
+
+    @property
+    def work(self) -> list[tuple[Running, int]]:
+        """All of it, (request, tokens) each."""
+        if not self.decodes:
+            return self.pieces
+        return [*((seq, 1) for seq in self.decodes), *self.pieces]
 
 
 class Scheduler(Policy):
@@ -144,4 +158,49 @@ class Router(Policy):
         raise PartError(f"{type(self).__name__} has no route(request, replicas); write it")
 
 
-__all__ = ["Batch", "EngineView", "Hit", "ReplicaView", "Router", "Scheduler", "Snapshot"]
+class FleetView(msgspec.Struct, frozen=True):
+    """A cluster as its autoscaler sees it.
+
+    on, starting    replicas that serve, and that load their weights
+    least, most     bounds of what may be asked for
+    outstanding     requests that are not finished; waiting: those of them in no batch
+    arrivals_per_s  since the last look
+    kv_use          of the replica with the fewest free blocks
+    """
+
+    now_s: float
+    on: int
+    starting: int
+    least: int
+    most: int
+    outstanding: int
+    waiting: int
+    arrivals_per_s: float
+    kv_use: float
+
+    def __len__(self) -> int:
+        return self.on + self.starting
+
+
+class Autoscaler(Policy):
+    """Decides how many replicas should be on: `replicas` gives a number, which is kept in bounds.
+
+    A replica that is switched on loads its weights first; one that is switched off answers what it
+    has before it goes.
+    """
+
+    def replicas(self, view: FleetView) -> int:
+        raise PartError(f"{type(self).__name__} has no replicas(view); write what it decides")
+
+
+__all__ = [
+    "Autoscaler",
+    "Batch",
+    "EngineView",
+    "FleetView",
+    "Hit",
+    "ReplicaView",
+    "Router",
+    "Scheduler",
+    "Snapshot",
+]

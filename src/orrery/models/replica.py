@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 
 from orrery.base.errors import PartError
 from orrery.models.kv import BLANK, KVPool
+from orrery.models.meters import Meters
 from orrery.models.ports import Batch, EngineView, Hit, ReplicaView, Scheduler
 from orrery.models.requests import Request, Running, Served
 
@@ -27,18 +28,24 @@ if TYPE_CHECKING:
     from orrery.models.steps import Steps
 
 NEVER = math.inf
+# The power of every so-many-th event of a kind is worked out and holds until the next one. A prime,
+# so that it does not fall into step with requests that come at regular intervals.
+POWER_EVERY = 7
+NO_LIFE = -1
 
 
 class Step:
     """What the device computes at once: (request, its life, whether it makes a token) each.
 
     A request that lost its blocks has a new life; what an older one made counts for nothing. A
-    piece of a prompt that is not its last one makes no token.
+    piece of a prompt that is not its last one makes no token. The `makers`, most of a batch, make
+    one token each and lost nothing.
     """
 
-    __slots__ = ("decode_kv", "decodes", "prefill", "spread", "work")
+    __slots__ = ("decode_kv", "decodes", "makers", "prefill", "spread", "work")
 
     def __init__(self) -> None:
+        self.makers: list[Running] = []
         self.work: list[tuple[Running, int, bool]] = []
         self.prefill: list[tuple[int, int]] = []
         self.decodes = self.decode_kv = 0
@@ -48,13 +55,24 @@ class Step:
     def only_decodes(self) -> bool:
         return not self.prefill
 
+    @property
+    def everyone(self) -> list[Running]:
+        """All who take part."""
+        return self.makers + [seq for seq, _, _ in self.work] if self.work else self.makers
+
+    def strike(self, seq: Running) -> None:
+        """One who loses its blocks before the step has ended will do it again."""
+        if seq in self.makers:
+            self.makers = [each for each in self.makers if each is not seq]
+            self.work.append((seq, NO_LIFE, True))
+
 
 class Replica:
     """One engine with its queue, its batch and its cache.
 
     `steps` tells what a step takes, `scheduler` what it computes. `ahead` lets it plan the next
     step during this one. `speed` below 1 is a slow replica. Counters: `made` tokens, `hit_tokens`,
-    `preemptions`, `busy_s`.
+    `preemptions`, `busy_s`, and the `meters`.
     """
 
     def __init__(
@@ -69,6 +87,9 @@ class Replica:
         self.next_s = NEVER
         self.made = self.hit_tokens = self.preemptions = 0
         self.busy_s = 0.0
+        self.meters = Meters()
+        self._joules = getattr(steps, "joules", None)  # tables need not know power
+        self._watts, self._until_power = [0.0, 0.0], [0, 0]  # of decodes, of steps with prompts
         self.prefill_tokens = self.kv_tokens = 0
         self._now: Step | None = None  # what is being computed
         self._next: Step | None = None  # what was planned for after it
@@ -170,7 +191,7 @@ class Replica:
         while self.waiting or self.running:
             batch = self.scheduler.next_batch(self._look(now_s))
             step = self._apply(batch, now_s)
-            if step.work:
+            if step.makers or step.work:
                 return step
             if not batch.preempt:
                 if self._now is None and self.running:
@@ -189,19 +210,16 @@ class Replica:
         for seq in batch.preempt:
             self._preempt(seq)
         step = Step()
-        work, decodes, decode_kv = step.work, 0, 0
-        for seq, tokens in batch.work:
-            # Nearly always one more token of a request that has room for it.
-            if seq.decoding and tokens == 1 and seq.computed < seq.room:
-                seq.computed += 1
-                seq.planned += 1
-                if seq.planned >= seq._limit:
-                    seq.decoding = False
-                decodes += 1
-                decode_kv += seq.computed
-                self.kv_tokens += 1
-                work.append((seq, seq.preempted, True))
-                continue
+        work, decodes, decode_kv = step.work, len(batch.decodes), 0
+        for seq in batch.decodes:
+            seq.computed = computed = seq.computed + 1
+            seq.planned = planned = seq.planned + 1
+            decode_kv += computed
+            if planned >= seq._limit:
+                seq.decoding = False
+        step.makers = batch.decodes
+        self.kv_tokens += decodes
+        for seq, tokens in batch.pieces:
             tokens = self._take(seq, tokens, now_s)
             if not tokens:
                 continue
@@ -276,10 +294,11 @@ class Replica:
         """Take more blocks: first those of the prompt that others may share."""
         if not self.pool.take(blocks):
             return False
-        seq.blocks_held += blocks
-        seq.room = seq.blocks_held * self.pool.block_tokens
-        shared = min(len(seq.request.blocks) - len(seq.held), blocks)
+        seq.blocks_held = held = seq.blocks_held + blocks
+        seq.room = held * self.pool.block_tokens
+        shared = len(seq.request.blocks) - len(seq.held)
         if shared > 0:
+            shared = min(shared, blocks)
             seq.held.extend([BLANK] * shared)
             blocks -= shared
         seq.own += blocks
@@ -305,6 +324,9 @@ class Replica:
     def _preempt(self, seq: Running) -> None:
         """Take a running request's blocks; it will begin again, at the head of the queue."""
         self.running.remove(seq)
+        for step in (self._now, self._next):
+            if step is not None:
+                step.strike(seq)
         self._let_go(seq)
         seq.computed, seq.planned, seq.decoding = 0, seq.generated, False
         seq.preempted += 1
@@ -327,21 +349,62 @@ class Replica:
         step, times = self._now, self._times
         assert step is not None
         self._now, done = None, []
-        self.busy_s += now_s - self._began_s
+        began_s, in_step = self._began_s, 0
+        self._read_meters(step, now_s - began_s, times)
         if times > 1:
             self._repeat(step, times - 1)
+        each_s = (now_s - began_s) / times
+        for seq in step.makers:
+            if seq.last_s == began_s:
+                in_step += 1
+            else:
+                self._stood_still(seq, began_s + each_s, each_s, times)
+            seq.last_s = now_s
+            seq.generated = made = seq.generated + times
+            if made >= seq._limit:
+                done.append(seq)
+        self.made += times * len(step.makers)
         for seq, life, makes in step.work:
             # One that lost its blocks while this was computed has to do it again.
             if not makes or seq.preempted != life:
                 continue
-            made = seq.generated
-            if not made:
+            if not seq.generated:
                 seq.first_s = now_s
-            seq.generated = made = made + times
+            elif seq.last_s == began_s:
+                in_step += 1
+            else:
+                self._stood_still(seq, began_s + each_s, each_s, times)
+            seq.last_s = now_s
+            seq.generated += times
             self.made += times
-            if made >= seq._limit:
+            if seq.generated >= seq._limit:
                 done.append(seq)
+        if in_step:
+            self.meters.gap(each_s, in_step * times)
         return [self._finish(seq, now_s) for seq in done]
+
+    def _stood_still(self, seq: Running, now_s: float, each_s: float, times: int) -> None:
+        """Count the gaps of one that did not take part in the step before."""
+        if seq.last_s >= 0:
+            self.meters.gap(now_s - seq.last_s, 1)
+        if times > 1:
+            self.meters.gap(each_s, times - 1)
+
+    def _read_meters(self, step: Step, took_s: float, times: int) -> None:
+        meters, pool = self.meters, self.pool
+        self.busy_s += took_s
+        used = pool.blocks - pool.free
+        meters.block_s += used * took_s
+        meters.peak_use = max(meters.peak_use, used / pool.blocks)
+        if self._joules is None:
+            return
+        kind = 1 if step.prefill else 0
+        if self._until_power[kind] <= 0 and took_s > 0:
+            self._until_power[kind] = POWER_EVERY
+            once_J = self._joules(step.prefill, step.decodes, step.decode_kv)
+            self._watts[kind] = once_J / (took_s * self.speed / times)
+        self._until_power[kind] -= 1
+        meters.joules += self._watts[kind] * took_s
 
     def _finish(self, seq: Running, now_s: float) -> Served:
         self.running.remove(seq)
@@ -359,10 +422,14 @@ class Replica:
     def _more_times(self, step: Step, now_s: float) -> int:
         """How often the step can be repeated: until a request ends, or as blocks last."""
         after = self._next or step
-        same = len(after.work) == len(step.work) == len(self.running)
-        if not same or not after.only_decodes or not self.scheduler.steady(self._look(now_s)):
+        if after.prefill:
             return 0
-        more = min([seq._limit - seq.planned for seq, _, _ in after.work])
+        count, everyone = len(self.running), after.everyone
+        if not len(everyone) == len(step.makers) + len(step.work) == count:
+            return 0
+        if not self.scheduler.steady(self._look(now_s)):
+            return 0
+        more = min([seq._limit - seq.planned for seq in everyone])
         if more > 0 and self._blocks_for(after, more) > self.pool.free:
             fits, fails = 0, more
             while fails - fits > 1:
@@ -378,14 +445,15 @@ class Replica:
         """Blocks that its requests lack for so many more tokens each."""
         size = self.pool.block_tokens
         return sum(
-            -(-(seq.computed + more) // size) - seq.blocks_held for seq, _, _ in step.work
+            -(-(seq.computed + more) // size) - seq.blocks_held for seq in step.everyone
         )  # fmt: skip
 
     def _repeat(self, step: Step, more: int) -> None:
         """The plan was the same so often more: take the blocks of those steps."""
         size = self.pool.block_tokens
-        self.kv_tokens += more * len(step.work)
-        for seq, _, _ in step.work:
+        everyone = step.everyone
+        self.kv_tokens += more * len(everyone)
+        for seq in everyone:
             seq.computed += more
             if seq.computed > seq.room:
                 self._grow(seq, -(-(seq.computed - seq.room) // size))

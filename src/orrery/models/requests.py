@@ -80,8 +80,8 @@ class Running:
 
     __slots__ = (
         "_limit", "arrived_s", "blocks_held", "computed", "decoding", "first_s", "generated",
-        "held", "hits", "owed", "own", "planned", "preempted", "queued_s", "request", "room",
-        "started_s",
+        "held", "hits", "last_s", "owed", "own", "planned", "preempted", "queued_s", "request",
+        "room", "started_s",
     )  # fmt: skip
 
     def __init__(self, request: Request, arrived_s: float) -> None:
@@ -94,12 +94,17 @@ class Running:
         self.decoding = False  # whether it lacks exactly one token, and will then make another
         self._limit = request._output_tokens
         self.queued_s = arrived_s
-        self.first_s = self.started_s = -1.0
+        self.first_s = self.last_s = self.started_s = -1.0
 
     @property
     def length(self) -> int:
         """Tokens that are known or planned: the prompt, and what was made since."""
         return self.request.prompt_tokens + self.planned
+
+    @property
+    def ready(self) -> bool:
+        """Whether it lacks one token, will make another then, and has a block for it."""
+        return self.decoding and self.computed < self.room
 
     @property
     def missing(self) -> int:

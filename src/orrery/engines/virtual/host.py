@@ -31,6 +31,14 @@ def host_class(kernel: ModuleType, driver: bool = False) -> type:
     return made
 
 
+def _stands_for_size(array: Any) -> bool:
+    """Whether an array is one value repeated, which nobody can change."""
+    return (
+        isinstance(array, np.ndarray) and not array.flags.writeable and array.size > 1
+        and not any(array.strides)
+    )  # fmt: skip
+
+
 class HostMethods:
     """Copied onto each kernel's `Host`: one definition, two kernels."""
 
@@ -77,11 +85,16 @@ class HostMethods:
     # -- bulk data
 
     async def transfer(self, peer: int, array: Any, tag: str = "") -> None:
-        """Send an array as a bulk flow; returns when it has arrived (or died on the way)."""
+        """Send an array as a bulk flow; returns when it has arrived (or died on the way).
+
+        A read-only array of one repeated value (`np.broadcast_to`) stands for its size: it takes
+        the time of its bytes and no memory.
+        """
         engine = self._engine
         if not 0 <= peer < len(engine.kernel.hosts):
             raise PartError(f"transfer: there is no node {peer!r}; ids are 0..{engine.size - 1}")
-        data = np.array(array, copy=True)  # what is on the wire no longer changes
+        # What is on the wire no longer changes.
+        data = array if _stands_for_size(array) else np.array(array, copy=True)
         await engine.flows.send(self._index, peer, data, tag)
 
     async def receive(self, peer: int, tag: str = "") -> Any:

@@ -17,9 +17,11 @@ _HOMES = {
     "EdgePolicy": f"{_ROOM}.problems.dnn_edge_serving",
     "LLMBatching": f"{_ROOM}.problems.llm_batching",
     "LLMRouting": f"{_ROOM}.problems.llm_routing",
+    "LLMScaling": f"{_ROOM}.problems.llm_scaling",
     "LLMTenants": f"{_ROOM}.problems.llm_tenants",
     "ServingProblem": f"{_ROOM}.problems.cluster",
     # the ports
+    "Autoscaler": "orrery.models.ports",
     "Router": "orrery.models.ports",
     "Scheduler": "orrery.models.ports",
     # routers
@@ -45,6 +47,9 @@ _HOMES = {
     "ShortestJob": f"{_ROOM}.baselines.shortest_job",
     "VllmV1": f"{_ROOM}.baselines.vllm_v1",
     "WeightedShares": f"{_ROOM}.baselines.weighted_shares",
+    # autoscalers
+    "AlwaysOn": f"{_ROOM}.baselines.always_on",
+    "TargetTracking": f"{_ROOM}.baselines.target_tracking",
     # turns of a small machine
     "EdgeEDF": f"{_ROOM}.baselines.edge_edf",
     "EdgeFIFO": f"{_ROOM}.baselines.edge_fifo",

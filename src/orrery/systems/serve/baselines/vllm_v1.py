@@ -32,17 +32,42 @@ class VllmV1(Scheduler):
     whole: bool = True
 
     def next_batch(self, view: EngineView) -> Batch:
+        running = view.running
+        # `seq.ready`, written out: this is where a simulation spends its time.
+        decodes = [seq for seq in running if seq.decoding and seq.computed < seq.room]
+        work: list[tuple[Running, int]] = []
+        budget, free, size = self.max_tokens - len(decodes), view.free_blocks, view.block_tokens
+        if len(decodes) < len(running):
+            for seq in running:
+                if seq.decoding and seq.computed < seq.room:
+                    continue
+                tokens = seq.missing
+                if not tokens:
+                    continue  # its last token is being made
+                if self.long_prompt:
+                    tokens = min(tokens, self.long_prompt)
+                need = -(-(seq.computed + tokens) // size) - seq.blocks_held
+                if need > free:
+                    return self._in_order(view)
+                free -= max(need, 0)
+                budget -= tokens
+                work.append((seq, tokens))
+        if budget < 0:
+            return self._in_order(view)
+        before = len(work)
+        self._let_in(view, work, len(running), budget, free)
+        for seq, _ in work[before:]:
+            self.let_in(seq)
+        return Batch(work, [], decodes)
+
+    def _in_order(self, view: EngineView) -> Batch:
+        """The same, one by one, where tokens or blocks do not last for all who run."""
         budget, free, size = self.max_tokens, view.free_blocks, view.block_tokens
         work: list[tuple[Running, int]] = []
         running, preempt = list(view.running), []
         at = 0
         while at < len(running) and budget:
             seq = running[at]
-            if seq.decoding and seq.computed < seq.room:
-                work.append((seq, 1))
-                budget -= 1
-                at += 1
-                continue
             tokens = min(seq.missing, budget)
             if not tokens:
                 at += 1  # its last token is being made
