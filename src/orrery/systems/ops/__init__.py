@@ -6,32 +6,29 @@ when they are first used.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from orrery.base.doors import door
 
+_ROOM = "orrery.systems.ops"
 _HOMES = {
-    "AstraStyle": "orrery.systems.ops.baselines.astra_style",
-    "Chakra": "orrery.systems.ops.chakra",
-    "CollectivesOnly": "orrery.systems.ops.baselines.collectives_only",
-    "ProfilerTimeline": "orrery.systems.ops.baselines.profiler_timeline",
-    "Replayer": "orrery.systems.ops.problems.trace_replay",
-    "StepFormula": "orrery.systems.ops.baselines.step_formula",
-    "TraceReplay": "orrery.systems.ops.problems.trace_replay",
+    # the questions and their ports
+    "LatencyProfiling": f"{_ROOM}.problems.profiling",
+    "Profiler": f"{_ROOM}.problems.profiling",
+    "Replayer": f"{_ROOM}.problems.trace_replay",
+    "TraceReplay": f"{_ROOM}.problems.trace_replay",
+    # replayers of traces
+    "AstraStyle": f"{_ROOM}.baselines.astra_style",
+    "CollectivesOnly": f"{_ROOM}.baselines.collectives_only",
+    "ProfilerTimeline": f"{_ROOM}.baselines.profiler_timeline",
+    "StepFormula": f"{_ROOM}.baselines.step_formula",
+    # profilers
+    "EndToEndRegression": f"{_ROOM}.baselines.end_to_end_regression",
+    "ProfileEverything": f"{_ROOM}.baselines.profile_everything",
+    "RooflineOnly": f"{_ROOM}.baselines.roofline_only",
+    # the published systems
+    "Chakra": f"{_ROOM}.chakra",
+    "Dooly": f"{_ROOM}.dooly",
 }
 
-__all__ = [
-    "AstraStyle", "Chakra", "CollectivesOnly", "ProfilerTimeline", "Replayer", "StepFormula",
-    "TraceReplay",
-]  # fmt: skip
-
-if TYPE_CHECKING:
-    from orrery.systems.ops.baselines.astra_style import AstraStyle
-    from orrery.systems.ops.baselines.collectives_only import CollectivesOnly
-    from orrery.systems.ops.baselines.profiler_timeline import ProfilerTimeline
-    from orrery.systems.ops.baselines.step_formula import StepFormula
-    from orrery.systems.ops.chakra import Chakra
-    from orrery.systems.ops.problems.trace_replay import Replayer, TraceReplay
-
+__all__ = sorted(_HOMES)
 
 __getattr__, __dir__ = door(__name__, _HOMES)
