@@ -44,6 +44,8 @@ BEGIN = [
 LOOK_UP = [
     ("docs/worlds-and-faults.md", "worlds-and-faults.html", "Worlds and faults"),
     ("docs/serving.md", "serving.html", "Serving language models"),
+    ("docs/when.md", "when.html", "Where a claim holds"),
+    ("docs/feed.md", "feed.html", "Reading paper feeds"),
     ("docs/workloads.md", "workloads.html", "Workloads"),
     ("docs/seeing-a-run.md", "seeing-a-run.html", "Seeing a run"),
     ("docs/engines.md", "engines.html", "Engines"),
