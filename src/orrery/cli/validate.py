@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
+from orrery.cli.asking import check_number
 from orrery.cli.common import OK, VIOLATED, Json, answer, leave, new_app, say
 from orrery.cli.table import print_table
 
@@ -45,6 +46,57 @@ def serving(
     missed = misses(found)
     answer(found, as_json, lambda: _show(found, missed))
     leave(VIOLATED if missed else OK)
+
+
+@app.command("engine")
+def engine(
+    model: Annotated[
+        str, typer.Option("--model", help="A model of the catalogue; its weights are random.")
+    ] = "SmolLM2-135M",
+    layers: Annotated[int, typer.Option("--layers", help="Only so many layers; 0: all.")] = 0,
+    device: Annotated[str, typer.Option("--device", help="cpu, cuda or auto.")] = "auto",
+    dtype: Annotated[str, typer.Option("--dtype", help="fp32, bf16, fp16.")] = "fp32",
+    requests: Annotated[int, typer.Option("--requests", help="Of each load.")] = 32,
+    large: Annotated[
+        bool, typer.Option("--large", help="Longer requests and larger batches, for a GPU.")
+    ] = False,
+    seed: Annotated[int, typer.Option("--seed", help="Of weights and loads.")] = 1,
+    as_json: Json = False,
+) -> None:
+    """Serve loads with the real engine on this machine, and lay the forecast beside them.
+
+    Steps and operators are measured first; then three loads that had no part in that are served
+    for real and in the model. Exit code 1 if the forecast from single steps is off by more than
+    10 % for the time to the first token, or 12 % for that of each further one (mean over requests).
+
+    \b
+    Example:
+      orrery validate engine --layers 6 --requests 24
+    """
+    from orrery.lab.validate_engine import LARGE, SMALL, TPOT_BAR, TTFT_BAR, validate_engine
+
+    check_number("--layers", layers, 0, 1000)
+    check_number("--requests", requests, 2, 10_000)
+    tell = None if as_json else say
+    found = validate_engine(
+        model, layers=layers, device=device, dtype=dtype, requests=requests, seed=seed,
+        limits=LARGE if large else SMALL, on_load=tell,
+    )  # fmt: skip
+    missed = [
+        row for row in found["rows"]
+        if row["table"] == "steps" and (row["ttft_mape"] > TTFT_BAR or row["tpot_mape"] > TPOT_BAR)
+    ]  # fmt: skip
+    answer(found, as_json, lambda: _show_engine(found))
+    leave(VIOLATED if missed else OK)
+
+
+def _show_engine(found: dict[str, Any]) -> None:
+    names = ("ttft_mape", "ttft_mean_err", "tpot_mape", "tpot_mean_err", "step_mape")
+    rows = [[row["load"], row["table"], *(f"{row[name]:+.1%}" for name in names)]
+            for row in found["rows"]]  # fmt: skip
+    print_table(["load", "measured", "TTFT", "of its mean", "TPOT", "of its mean", "step"], rows)
+    say(f"{found['model']}, {found['dtype']} on {found['device']}; errors of each request, of the "
+        f"mean, and of each step; load average {found['load_average']:.1f}")  # fmt: skip
 
 
 def misses(found: dict[str, Any]) -> list[str]:
