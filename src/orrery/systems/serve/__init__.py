@@ -12,10 +12,12 @@ _ROOM = "orrery.systems.serve"
 _HOMES = {
     # the questions
     "Assigner": f"{_ROOM}.problems.dp_decode",
+    "BranchPolicy": f"{_ROOM}.problems.branch_requests",
     "DNNEdgeServing": f"{_ROOM}.problems.dnn_edge_serving",
     "DPDecode": f"{_ROOM}.problems.dp_decode",
     "EdgePolicy": f"{_ROOM}.problems.dnn_edge_serving",
     "LLMBatching": f"{_ROOM}.problems.llm_batching",
+    "LLMBranches": f"{_ROOM}.problems.llm_branches",
     "LLMRouting": f"{_ROOM}.problems.llm_routing",
     "LLMScaling": f"{_ROOM}.problems.llm_scaling",
     "LLMTenants": f"{_ROOM}.problems.llm_tenants",
@@ -50,6 +52,11 @@ _HOMES = {
     # autoscalers
     "AlwaysOn": f"{_ROOM}.baselines.always_on",
     "TargetTracking": f"{_ROOM}.baselines.target_tracking",
+    # widths of answers that fork
+    "FixedWidth": f"{_ROOM}.baselines.fixed_width",
+    "IRPEager": f"{_ROOM}.baselines.irp_eager",
+    "IRPOff": f"{_ROOM}.baselines.irp_off",
+    "OracleWidth": f"{_ROOM}.baselines.oracle_width",
     # turns of a small machine
     "EdgeEDF": f"{_ROOM}.baselines.edge_edf",
     "EdgeFIFO": f"{_ROOM}.baselines.edge_fifo",
@@ -62,6 +69,7 @@ _HOMES = {
     "BalanceRoute": f"{_ROOM}.balanceroute",
     "DriftSched": f"{_ROOM}.driftsched",
     "EdgeServing": f"{_ROOM}.edgeserving",
+    "Taper": f"{_ROOM}.taper",
 }
 
 __all__ = sorted(_HOMES)
