@@ -16,11 +16,15 @@ _HOMES = {
     "DNNEdgeServing": f"{_ROOM}.problems.dnn_edge_serving",
     "DPDecode": f"{_ROOM}.problems.dp_decode",
     "EdgePolicy": f"{_ROOM}.problems.dnn_edge_serving",
+    "ElasticPolicy": f"{_ROOM}.problems.llm_elastic",
     "LLMBatching": f"{_ROOM}.problems.llm_batching",
     "LLMBranches": f"{_ROOM}.problems.llm_branches",
+    "LLMElastic": f"{_ROOM}.problems.llm_elastic",
+    "LLMFleet": f"{_ROOM}.problems.llm_fleet",
     "LLMRouting": f"{_ROOM}.problems.llm_routing",
     "LLMScaling": f"{_ROOM}.problems.llm_scaling",
     "LLMTenants": f"{_ROOM}.problems.llm_tenants",
+    "Planner": f"{_ROOM}.problems.llm_fleet",
     "ServingProblem": f"{_ROOM}.problems.cluster",
     # the ports
     "Autoscaler": "orrery.models.ports",
@@ -57,6 +61,17 @@ _HOMES = {
     "IRPEager": f"{_ROOM}.baselines.irp_eager",
     "IRPOff": f"{_ROOM}.baselines.irp_off",
     "OracleWidth": f"{_ROOM}.baselines.oracle_width",
+    # planners of fleets
+    "BestFleetRival": f"{_ROOM}.baselines.best_fleet_rival",
+    "FixedStrategy": f"{_ROOM}.baselines.fixed_strategy",
+    "GreedyPerDollar": f"{_ROOM}.baselines.greedy_per_dollar",
+    "IndependentFleets": f"{_ROOM}.baselines.independent_fleets",
+    "MonolithicProgram": f"{_ROOM}.baselines.monolithic_program",
+    "SingleGpuType": f"{_ROOM}.baselines.single_gpu_type",
+    # elastic pools
+    "ElasticSeparate": f"{_ROOM}.baselines.elastic_separate",
+    "ElasticStaticSplit": f"{_ROOM}.baselines.elastic_static_split",
+    "ElasticSynchronous": f"{_ROOM}.baselines.elastic_synchronous",
     # turns of a small machine
     "EdgeEDF": f"{_ROOM}.baselines.edge_edf",
     "EdgeFIFO": f"{_ROOM}.baselines.edge_fifo",
@@ -67,9 +82,11 @@ _HOMES = {
     "EdgeSpatial": f"{_ROOM}.baselines.edge_spatial",
     # the published systems
     "BalanceRoute": f"{_ROOM}.balanceroute",
+    "Coral": f"{_ROOM}.coral",
     "DriftSched": f"{_ROOM}.driftsched",
     "EdgeServing": f"{_ROOM}.edgeserving",
     "Taper": f"{_ROOM}.taper",
+    "XLLM": f"{_ROOM}.xllm",
 }
 
 __all__ = sorted(_HOMES)
