@@ -21,9 +21,11 @@ _HOMES = {
     "LLMBranches": f"{_ROOM}.problems.llm_branches",
     "LLMElastic": f"{_ROOM}.problems.llm_elastic",
     "LLMFleet": f"{_ROOM}.problems.llm_fleet",
+    "LLMPhases": f"{_ROOM}.problems.llm_phases",
     "LLMRouting": f"{_ROOM}.problems.llm_routing",
     "LLMScaling": f"{_ROOM}.problems.llm_scaling",
     "LLMTenants": f"{_ROOM}.problems.llm_tenants",
+    "PhasePolicy": f"{_ROOM}.problems.llm_phases",
     "Planner": f"{_ROOM}.problems.llm_fleet",
     "ServingProblem": f"{_ROOM}.problems.cluster",
     # the ports
@@ -61,6 +63,11 @@ _HOMES = {
     "IRPEager": f"{_ROOM}.baselines.irp_eager",
     "IRPOff": f"{_ROOM}.baselines.irp_off",
     "OracleWidth": f"{_ROOM}.baselines.oracle_width",
+    # the two phases on a fixed number of devices
+    "PhaseChunked": f"{_ROOM}.baselines.phase_chunked",
+    "PhaseDisaggregated": f"{_ROOM}.baselines.phase_disaggregated",
+    "PhaseStaticSplit": f"{_ROOM}.baselines.phase_static_split",
+    "PhaseUnchunked": f"{_ROOM}.baselines.phase_unchunked",
     # planners of fleets
     "BestFleetRival": f"{_ROOM}.baselines.best_fleet_rival",
     "FixedStrategy": f"{_ROOM}.baselines.fixed_strategy",
@@ -85,6 +92,7 @@ _HOMES = {
     "Coral": f"{_ROOM}.coral",
     "DriftSched": f"{_ROOM}.driftsched",
     "EdgeServing": f"{_ROOM}.edgeserving",
+    "SemiPD": f"{_ROOM}.semi_pd",
     "Taper": f"{_ROOM}.taper",
     "XLLM": f"{_ROOM}.xllm",
 }
