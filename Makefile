@@ -25,7 +25,7 @@ $(STAMP): pyproject.toml setup.py $(wildcard src/orrery/engines/virtual/*.[ch])
 
 run: install
 	$(ORRERY) choose llm_routing --world h100_pod:8 --by ttft_p99_s
-	$(ORRERY) choose llm_batching:rate_per_s=192 --world h100_pod:8 --by goodput_per_s
+	$(ORRERY) choose llm_batching:rate_per_s=96 --world h100_pod:8 --by itl_p99_s
 
 test: install
 	$(VENV)/bin/ruff check src tests examples bench docs setup.py
