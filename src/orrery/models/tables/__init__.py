@@ -28,6 +28,11 @@ def open_tables(path: str | os.PathLike[str], device: str) -> Tables:
     raise SpecError("tables", f"{str(place)!r} has no format known here", fix)
 
 
+def data_home() -> str:
+    """The folder of measured data that the environment names, or nothing."""
+    return os.environ.get("ORRERY_DATA", "")
+
+
 def find_tables(device: str) -> Tables | None:
     """Tables of a device under $ORRERY_DATA or in the installed package, or None.
 
@@ -36,7 +41,7 @@ def find_tables(device: str) -> Tables | None:
     if importlib.util.find_spec("pyarrow") is None:
         return None
     roots = []
-    home = os.environ.get("ORRERY_DATA")
+    home = data_home()
     if home:
         roots += sorted(Path(home).glob("op_profiles/aiconfigurator_core_*"), reverse=True)
     package = package_root()
@@ -49,4 +54,4 @@ def find_tables(device: str) -> Tables | None:
     return None
 
 
-__all__ = ["find_tables", "open_tables"]
+__all__ = ["data_home", "find_tables", "open_tables"]
