@@ -248,7 +248,9 @@ def test_upkeep_does_no_harm_in_churn_of_60_minutes(record_property):
 @pytest.mark.works_when(ID, 3)
 @pytest.mark.parametrize("session_s", [600.0, 3600.0])
 def test_the_whole_range_of_upkeep_at_4096_nodes(record_property, session_s):
-    periods_s = (480.0, 240.0, 120.0, 60.0, 30.0)
+    # The ends of a range of 16x and its middle: with two more rates between them the test would
+    # ask the same question and take two thirds longer.
+    periods_s = (480.0, 120.0, 30.0)
     found = sweep(periods_s, session_s, nodes=4096, lookups=4000, span_s=600.0, seeds=5)
     judge_sweep(found, record_property, f"{session_s / 60:g} min, 4096 nodes")
     if session_s == 600.0:

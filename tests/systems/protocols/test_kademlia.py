@@ -9,6 +9,7 @@ from tests.systems.protocols import overlays
 
 from orrery import Node, World, run
 from orrery.base.errors import KnobError, PartError
+from orrery.base.rand import Stream
 from orrery.systems.protocols.baselines.chord import Chord
 from orrery.systems.protocols.baselines.kademlia import Kademlia
 from orrery.systems.protocols.baselines.kademlia.buckets import SHIFT, Search, contacts_of
@@ -83,14 +84,38 @@ def test_a_full_bucket_drops_its_oldest_only_when_that_is_silent():
 
 def test_a_search_sorts_by_xor_and_leaves_the_silent_out():
     book = contacts_of(50, 48)
-    search = Search(1, key=12345, want=False, done=None)
-    search.learn(book, 0, 50)
+    search = Search(1, key=12345, want=False, done=None, mine=contacts_of(51, 48)[50])
+    search.learn(book, range(50), 0, 50)
     target = 12345 << SHIFT
     assert search.near == sorted(c ^ target for c in book)
     first = search.near[0]
     search.drop(first)
     assert first not in search.near
     assert search.nearest(5) == []
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_search_asks_the_nearest_k_each_once_whatever_is_learnt_and_lost(seed):
+    """Against the plain rule: the first of the nearest k kept that was never asked."""
+    rng, k, most = Stream(seed, "test", "search"), 4, 9
+    book = contacts_of(200, 48)
+    search = Search(1, key=rng.getrandbits(48), want=False, done=None, mine=book[0])
+    kept, heard, asked = [], {book[0] ^ search.target}, []
+    for _ in range(80):
+        nodes = rng.sample(range(200), 1 + rng.below(6))
+        fresh = {book[node] ^ search.target for node in nodes} - heard
+        heard |= fresh
+        kept = sorted([*kept, *fresh])[:most]
+        search.learn(book, nodes, 1, most)
+        if asked and rng.random() < 0.4:
+            lost = rng.choice(asked)
+            kept = [x for x in kept if x != lost]
+            search.drop(lost)
+        right = next((x for x in kept[:k] if x not in asked), -1)
+        assert search.near == kept
+        assert search.next(k) == right
+        asked += [right] if right >= 0 else []
+    assert len(asked) > 15 and book[0] ^ search.target not in asked
 
 
 def test_same_digest_in_both_kernels_and_right_on_the_wire():

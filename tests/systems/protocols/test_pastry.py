@@ -9,6 +9,8 @@ from tests.systems.protocols import overlays
 
 from orrery import World, run
 from orrery.base.errors import KnobError, PartError
+from orrery.systems.protocols.baselines.chord import Chord
+from orrery.systems.protocols.baselines.kademlia import Kademlia
 from orrery.systems.protocols.baselines.pastry import Pastry
 from orrery.systems.protocols.problems.discovery_world import discovery_world
 from orrery.systems.protocols.problems.lookup import Lookup
@@ -93,6 +95,12 @@ def test_same_digest_in_both_kernels_and_right_on_the_wire():
 def test_bits_that_are_no_whole_number_of_digits_are_refused():
     with pytest.raises(PartError, match=r"Pastry\.bits = 50"):
         run(Pastry(bits=50), problem=Lookup(lookups=1), world=World.lan(3))
+
+
+@pytest.mark.parametrize("cls", [Chord, Pastry, Kademlia])
+def test_identifiers_too_short_for_the_world_are_refused(cls):
+    with pytest.raises(PartError, match=r"bits = 8 gives two of 40 nodes the same identifier"):
+        run(cls(bits=8), problem=Lookup(lookups=1), world=World.lan(40))
 
 
 @pytest.mark.parametrize(

@@ -7,12 +7,19 @@ question between nodes has a deadline, and who does not answer is forgotten unti
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any, ClassVar
 
 from orrery.base.errors import DeadlineExceeded, PartError, Refused
 from orrery.parts import Count, Positive, Whole, rpc
-from orrery.systems.protocols.problems.lookup import Overlay, place_of
+from orrery.systems.protocols.problems.lookup import Overlay, place_of, ring_of
+
+
+@functools.lru_cache(maxsize=16)
+def _all_differ(size: int, bits: int) -> bool:
+    """Whether no two of so many nodes have the same identifier."""
+    return len(set(ring_of(size, bits)[0])) == size
 
 
 class OverlayNode(Overlay):
@@ -31,6 +38,11 @@ class OverlayNode(Overlay):
     whole: ClassVar[str] = "network"  # what this overlay calls itself
 
     def start(self) -> None:
+        size = len(self.peers) + 1
+        if not _all_differ(size, self.bits):
+            name = type(self).__name__
+            problem = f"gives two of {size} nodes the same identifier"
+            raise PartError(f"{name}.bits = {self.bits} {problem}; give more bits, 48 for most")
         self.place = place_of(self.id, self.bits)
         self.joined = False
         self.slow_s = 0.0  # a slow round trip of late
@@ -175,20 +187,26 @@ class RoutedOverlay(OverlayNode):
         answered nothing is known, so each try waits four times as long as the last.
         """
         usual_s = self.rtt_s.get(peer)
-        for attempt in range(self.tries):
-            wait_s = self.timeout_s * 4**attempt if usual_s is None else 3 * usual_s
+        wait_s = self.timeout_s
+        if usual_s is not None and 3 * usual_s > wait_s:
+            wait_s = 3 * usual_s
+        for _ in range(self.tries):
             sent_s = self.now
             try:
-                async with self.deadline(max(self.timeout_s, wait_s)):
+                async with self.deadline(wait_s):
                     answer = await self.ask(peer, method, *args)
             except DeadlineExceeded:
+                if usual_s is None:
+                    wait_s *= 4
                 continue
             except Refused:
                 return None
             took_s = self.now - sent_s
             # A slow answer counts at once and is forgotten slowly.
-            self.rtt_s[peer] = max(took_s, 0.9 * (usual_s or 0.0) + 0.1 * took_s)
-            self.slow_s = max(took_s, 0.99 * self.slow_s)
+            smooth_s = 0.9 * (usual_s or 0.0) + 0.1 * took_s
+            self.rtt_s[peer] = took_s if took_s > smooth_s else smooth_s
+            slow_s = 0.99 * self.slow_s
+            self.slow_s = took_s if took_s > slow_s else slow_s
             return answer
         return None
 

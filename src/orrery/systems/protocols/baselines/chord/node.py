@@ -95,13 +95,13 @@ class Chord(RingPointers):
         return await self._find(key, without)
 
     @rpc
-    async def pointers(self) -> tuple[int | None, tuple[int, ...]]:
+    def pointers(self) -> tuple[int | None, tuple[int, ...]]:
         """My predecessor and my successors."""
         self._must_be_in()
         return self.pred, tuple(self.succs)
 
     @rpc
-    async def notify(self, sender: int) -> None:
+    def notify(self, sender: int) -> None:
         """The sender believes that it comes right before me (Zave's rectify)."""
         if not self.joined or sender == self.pred:
             return
@@ -111,7 +111,7 @@ class Chord(RingPointers):
             self.spawn(self._rectify(self.pred, sender))
 
     @rpc
-    async def depart(self, pred: int | None, succs: tuple[int, ...], sender: int) -> None:
+    def depart(self, pred: int | None, succs: tuple[int, ...], sender: int) -> None:
         """The sender leaves: hold on to its neighbours instead."""
         if not self.joined:
             return
@@ -122,7 +122,7 @@ class Chord(RingPointers):
         self._forget(sender)
 
     @rpc
-    async def route(
+    def route(
         self, key: int, origin: int, ticket: int, hops: int, without: int, final: bool
     ) -> bool:
         """Take a question over; who sent it is free as soon as this returns."""
@@ -131,7 +131,7 @@ class Chord(RingPointers):
         return True
 
     @rpc
-    async def step(self, key: int, skip: tuple[int, ...], final: bool) -> tuple[int, bool]:
+    def step(self, key: int, skip: tuple[int, ...], final: bool) -> tuple[int, bool]:
         """Where to go next for a key, for a node that walks by itself."""
         self._must_be_in()
         return self._choose(key, skip, final)

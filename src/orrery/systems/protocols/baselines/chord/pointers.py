@@ -25,6 +25,7 @@ class RingPointers(RoutedOverlay):
     def start(self) -> None:
         super().start()
         self.succs: list[int] = []
+        self.first_gap = 0  # how far up the ring the first of them is
         self.pred: int | None = None
         self.fingers: dict[int, int] = {}  # exponent -> node, only those beyond the successor
         self.near_first: list[int] = []  # the nodes of the fingers, nearest first
@@ -36,8 +37,9 @@ class RingPointers(RoutedOverlay):
         size, at = len(nodes), bisect_left(places, self.place)
         around = [nodes[(at + i) % size] for i in range(1, min(self.successors, size - 1) + 1)]
         self.succs = around or [self.id]
+        self.first_gap = self._gap_to(self.succs[0])
         self._set_pred(nodes[at - 1])
-        gap = (place_of(self.succs[0], self.bits) - self.place) % (1 << self.bits)
+        gap = self.first_gap if around else 0
         for i in range(gap.bit_length(), self.bits):
             start = (self.place + (1 << i)) % (1 << self.bits)
             self.fingers[i] = nodes[bisect_left(places, start) % size]
@@ -48,6 +50,7 @@ class RingPointers(RoutedOverlay):
     def _begin_alone(self) -> None:
         super()._begin_alone()
         self.succs = [self.id]
+        self.first_gap = self._gap_to(self.id)
         self.emit(successor=self.id)
 
     # -- where to go for a key
@@ -59,16 +62,19 @@ class RingPointers(RoutedOverlay):
             if pred is None or pred in skip or self._owns(key):
                 return self.id, True
             return pred, True  # somebody joined before me whom the asking side did not know
-        succ = self.succs[0]
+        succ, gap = self.succs[0], self.first_gap
         if succ in skip:
             succ = next((node for node in self.succs if node not in skip), self.id)
-        if succ == self.id or self._within(self.id, key, succ):
+            gap = self._gap_to(succ)
+        away = (key - self.place) % (1 << self.bits)
+        if succ == self.id or 0 < away <= gap:
             return succ, True
         # The fingers stand in order of distance, so the last one before the key is the best.
-        at = bisect_left(self.gaps, (key - self.place) % (1 << self.bits)) - 1
-        while at >= 0 and self.near_first[at] in skip:
+        near_first = self.near_first
+        at = bisect_left(self.gaps, away) - 1
+        while at >= 0 and near_first[at] in skip:
             at -= 1
-        best = self.near_first[at] if at >= 0 else succ
+        best = near_first[at] if at >= 0 else succ
         if self.shortcuts:
             near = [node for node in self.succs if node not in skip and self._before(node, key)]
             best = min((best, *near), key=lambda node: self._distance(key, node))
@@ -90,6 +96,7 @@ class RingPointers(RoutedOverlay):
                 kept.append(node)
         self.succs = kept or [self.id]
         if self.succs[:1] != before:
+            self.first_gap = self._gap_to(self.succs[0])
             self.emit(successor=self.succs[0])
 
     def _set_pred(self, node: int | None) -> None:
@@ -120,12 +127,18 @@ class RingPointers(RoutedOverlay):
             self.joined = False
 
     def _sort_fingers(self) -> None:
-        known = {self._distance(place_of(node, self.bits), self.id): node
-                 for node in self.fingers.values() if node != self.id}  # fmt: skip
+        me, place, bits, size = self.id, self.place, self.bits, 1 << self.bits
+        known = {(place_of(node, bits) - place) % size: node
+                 for node in self.fingers.values() if node != me}  # fmt: skip
         self.gaps = sorted(known)
         self.near_first = [known[gap] for gap in self.gaps]
 
     # -- arithmetic on the ring
+
+    def _gap_to(self, node: int) -> int:
+        """How far up the ring a node is from here; to oneself it is all the way round."""
+        size = 1 << self.bits
+        return int((place_of(node, self.bits) - self.place) % size or size)
 
     def _owns(self, key: int) -> bool:
         assert self.pred is not None

@@ -18,7 +18,6 @@ from orrery.systems.protocols.problems.lookup import place_of, ring_of
 
 SHIFT = 24
 NODE = (1 << SHIFT) - 1
-NEW, ASKED, ANSWERED, SILENT = 0, 1, 2, 3
 
 
 @functools.lru_cache(maxsize=8)
@@ -28,10 +27,14 @@ def contacts_of(size: int, bits: int) -> tuple[int, ...]:
 
 
 class Search:
-    """One iterative search: what was heard of, nearest first, and who was asked."""
+    """One iterative search: what was heard of, nearest first, and who was asked.
+
+    What was heard of is in one of four states: still to be asked (in `todo`), asked (in `out`),
+    answered (in `answered`), or silent (in `depth` alone).
+    """
 
     __slots__ = (
-        "answers",
+        "answered",
         "depth",
         "done",
         "found",
@@ -39,53 +42,71 @@ class Search:
         "near",
         "out",
         "over",
-        "status",
         "target",
         "ticket",
+        "todo",
         "tries",
         "want",
     )
 
-    def __init__(self, ticket: int, key: int, want: bool, done: Any) -> None:
+    def __init__(self, ticket: int, key: int, want: bool, done: Any, mine: int) -> None:
         self.ticket = ticket
         self.key = key
-        self.target = key << SHIFT
+        self.target = target = key << SHIFT
         self.want = want  # whether a record under the key ends the search
         self.done = done
         self.over = False
         self.near: list[int] = []  # contacts XOR target, sorted
-        self.status: dict[int, int] = {}
-        self.depth: dict[int, int] = {}  # how many referrals away each was heard of
+        self.todo: list[int] = []  # those of them that were not asked yet, sorted
+        # How many referrals away each was heard of; who searches never asks itself.
+        self.depth: dict[int, int] = {mine ^ target: 0}
         self.out: dict[int, tuple[float, float]] = {}  # asked, not answered: since and until when
+        self.answered: dict[int, None] = {}
         self.tries: dict[int, int] = {}
         self.found: list[Any] = []
-        self.answers = 0
 
-    def learn(self, contacts: Iterable[int], depth: int, most: int) -> None:
-        """Take in contacts; only the nearest `most` are kept."""
-        target, status = self.target, self.status
-        fresh = [x for c in contacts if (x := c ^ target) not in status]
+    def begin(self, nearest: list[int]) -> None:
+        """Start from contacts XOR target, nearest first."""
+        self.near = nearest
+        self.todo = nearest.copy()
+        self.depth.update(dict.fromkeys(nearest, 0))
+
+    def learn(self, book: tuple[int, ...], nodes: Iterable[int], depth: int, most: int) -> None:
+        """Take in nodes; only the nearest `most` are kept."""
+        target, known = self.target, self.depth
+        fresh = [x for node in nodes if (x := book[node] ^ target) not in known]
         if not fresh:
             return
         for x in fresh:
-            status[x] = NEW
-            self.depth[x] = depth
-        near = self.near
+            known[x] = depth
+        near, todo = self.near, self.todo
         near += fresh
         near.sort()
-        del near[most:]
+        todo += fresh
+        todo.sort()
+        if len(near) > most:
+            del near[most:]
+            last = near[-1]
+            while todo and todo[-1] > last:
+                todo.pop()
+
+    def next(self, k: int) -> int:
+        """Take the nearest of the first k that was not asked yet; -1 when all of them were."""
+        todo, near = self.todo, self.near
+        if not todo or (len(near) > k and todo[0] > near[k - 1]):
+            return -1
+        return todo.pop(0)
 
     def drop(self, x: int) -> None:
         """Leave out one that does not answer."""
-        self.status[x] = SILENT
         at = bisect_left(self.near, x)
         if at < len(self.near) and self.near[at] == x:
             del self.near[at]
 
     def nearest(self, n: int) -> list[int]:
         """The nodes that answered, nearest first."""
-        status = self.status
-        return [x & NODE for x in self.near if status[x] == ANSWERED][:n]
+        answered = self.answered
+        return [x & NODE for x in self.near if x in answered][:n]
 
 
 class Buckets(OverlayNode):
@@ -101,6 +122,7 @@ class Buckets(OverlayNode):
         self.mine = self.book[self.id]
         self.buckets: dict[int, list[int]] = {}  # by the length of the XOR, oldest seen first
         self.filled: list[int] = []  # the indexes of the buckets that are there, in order
+        self.mask = 0  # the same as bits: index i is bit i - 1
         self.spare: dict[int, list[int]] = {}  # newcomers to full buckets, latest last
         self.pinged_s: dict[int, float] = {}
 
@@ -128,6 +150,7 @@ class Buckets(OverlayNode):
             # The index is the length of the contacts' XOR, node bits included.
             self.buckets[i + 1 + SHIFT] = [self.book[nodes[at]] for at in picked]
         self.filled = sorted(self.buckets)
+        self.mask = sum(1 << (i - 1) for i in self.filled)
         self.joined = True
 
     def _saw(self, node: int) -> int:
@@ -139,6 +162,7 @@ class Buckets(OverlayNode):
             if i:
                 self.buckets[i] = [contact]
                 insort(self.filled, i)
+                self.mask |= 1 << (i - 1)
             return 0
         if bucket[-1] == contact:
             return 0
@@ -174,6 +198,7 @@ class Buckets(OverlayNode):
         elif not bucket:
             del self.buckets[i]
             self.filled.remove(i)
+            self.mask ^= 1 << (i - 1)
 
     def _closest(self, target: int, n: int) -> list[int]:
         """The n contacts nearest to a shifted target, XORed with it, nearest first.
@@ -185,14 +210,22 @@ class Buckets(OverlayNode):
         """
         away = self.mine ^ target
         buckets, found = self.buckets, []
-        for i in reversed(self.filled):
-            if away >> (i - 1) & 1:
-                found += sorted([c ^ target for c in buckets[i]])
-                if len(found) >= n:
-                    return found[:n]
-        for i in self.filled:
-            if not away >> (i - 1) & 1:
-                found += sorted([c ^ target for c in buckets[i]])
-                if len(found) >= n:
-                    break
+        left = self.mask & away  # the buckets on the target's side, the highest bit first
+        while left:
+            i = left.bit_length()
+            left ^= 1 << (i - 1)
+            some = [c ^ target for c in buckets[i]]
+            some.sort()
+            found += some
+            if len(found) >= n:
+                return found[:n]
+        left = self.mask & ~away  # the others, the lowest bit first
+        while left:
+            i = (left & -left).bit_length()
+            left &= left - 1
+            some = [c ^ target for c in buckets[i]]
+            some.sort()
+            found += some
+            if len(found) >= n:
+                break
         return found[:n]

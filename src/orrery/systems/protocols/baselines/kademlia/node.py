@@ -12,9 +12,6 @@ from typing import Any, ClassVar
 from orrery.base.errors import DeadlineExceeded, Refused
 from orrery.parts import Count, Positive, rpc
 from orrery.systems.protocols.baselines.kademlia.buckets import (
-    ANSWERED,
-    ASKED,
-    NEW,
     NODE,
     SHIFT,
     Buckets,
@@ -80,7 +77,7 @@ class Kademlia(Buckets):
         while not self.joined:
             self._saw(helpers.pop(0) if helpers else self.rng.choice(self.peers))
             search = await self._search(self.place)
-            if search.answers == 0:
+            if not search.answered:
                 if await self._all_are_out():
                     break
                 await self.sleep(self.rng.uniform(0.5, 1.0) * self.upkeep_s)
@@ -135,11 +132,11 @@ class Kademlia(Buckets):
         if self.silent:
             return
         self._greet(sender)
-        target = key << SHIFT
-        near = [x & NODE for x in self._closest(target, self.k + 1)]
+        k = self.k
+        near = [x & NODE for x in self._closest(key << SHIFT, k + 1)]
         if sender in near:
             near.remove(sender)
-        self.tell(sender, Kademlia.nearer, ticket, tuple(near[: self.k]))
+        self.tell(sender, Kademlia.nearer, ticket, tuple(near[:k]))
 
     @rpc
     def nearer(self, ticket: int, nodes: tuple[int, ...], sender: int) -> None:
@@ -157,13 +154,13 @@ class Kademlia(Buckets):
     async def _search(self, key: int, want: bool = False) -> Search:
         """Find the nodes nearest to a key; the search ends when all of them have answered."""
         self.tickets += 1
-        search = Search(self.tickets, key, want, self.event())
-        search.learn((x ^ search.target for x in self._closest(search.target, self.k)), 0, self.k)
+        search = Search(self.tickets, key, want, self.event(), self.mine)
+        search.begin(self._closest(search.target, self.k))
         self.open[search.ticket] = search
         self._push_on(search)
         try:
             while not search.over:
-                next_s = min(due_s for _, due_s in search.out.values())
+                next_s = min([due_s for _, due_s in search.out.values()])
                 wait_s = max(next_s - self.now, 0.001)
                 try:
                     async with self.deadline(wait_s):
@@ -176,16 +173,18 @@ class Kademlia(Buckets):
 
     def _push_on(self, search: Search) -> None:
         """Ask the nearest that were not asked yet; with none left and none out, it is over."""
-        status, out = search.status, search.out
+        out = search.out
         room = self.alpha - len(out)
-        for x in search.near[: self.k]:
-            if room <= 0:
-                return
-            if status[x] == NEW:
-                status[x] = ASKED
-                out[x] = (self.now, self.now + self._wait_s())
-                self.tell(x & NODE, Kademlia.find, search.ticket, search.key, search.want)
-                room -= 1
+        if room <= 0:
+            return
+        k, tell, find, now_s = self.k, self.tell, Kademlia.find, self.now
+        due_s = now_s + self._wait_s()
+        for _ in range(room):
+            x = search.next(k)
+            if x < 0:
+                break
+            out[x] = (now_s, due_s)
+            tell(x & NODE, find, search.ticket, search.key, search.want)
         if not out:
             search.over = True
             search.done.set()
@@ -200,24 +199,20 @@ class Kademlia(Buckets):
         asked = search.out.pop(x, None)
         if asked is None:
             return None  # a second answer, or one that came after we gave up
-        took_s = self.now - asked[0]
+        took_s, slow_s = self.now - asked[0], self.slow_s
         if x in search.tries:
             # Which of the questions was answered is not known (Karn's rule), so the wait grows by
             # steps of two at most.
-            took_s = min(took_s, 2 * max(self.slow_s, self.timeout_s / 3))
-        if took_s > self.slow_s:
-            self.slow_s = took_s
-        else:
-            self.slow_s += 0.1 * (took_s - self.slow_s)
-        search.status[x] = ANSWERED
-        search.answers += 1
+            took_s = min(took_s, 2 * max(slow_s, self.timeout_s / 3))
+        self.slow_s = took_s if took_s > slow_s else slow_s + 0.1 * (took_s - slow_s)
+        search.answered[x] = None
         return search
 
     def _take_in(self, search: Search, sender: int, nodes: tuple[int, ...]) -> None:
-        book, me = self.book, self.id
+        book = self.book
         depth = search.depth[book[sender] ^ search.target] + 1
         # More than k are kept, so that the next best are at hand when some turn out silent.
-        search.learn([book[node] for node in nodes if node != me], depth, 3 * self.k)
+        search.learn(book, nodes, depth, 3 * self.k)
         self._push_on(search)
 
     def _give_up_on_silent(self, search: Search) -> None:
@@ -236,7 +231,8 @@ class Kademlia(Buckets):
         self._push_on(search)
 
     def _wait_s(self) -> float:
-        return max(self.timeout_s, 3 * self.slow_s)
+        least_s, slow_s = self.timeout_s, 3 * self.slow_s
+        return slow_s if slow_s > least_s else least_s
 
     # -- upkeep
 

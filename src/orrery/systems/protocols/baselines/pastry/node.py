@@ -105,7 +105,7 @@ class Pastry(PrefixTables):
         self.joined = False
         for peer in self._leaf_nodes():
             self.tell(peer, Pastry.goodbye)
-        self.up, self.down, self.table = [], [], {}
+        self.up, self.down, self.around, self.table = [], [], None, {}
 
     # -- what nodes say to each other
 
@@ -118,7 +118,7 @@ class Pastry(PrefixTables):
             self._add_entry(sender)
 
     @rpc
-    async def goodbye(self, sender: int) -> None:
+    def goodbye(self, sender: int) -> None:
         if self.joined:
             self._lost(sender)
 
@@ -145,7 +145,7 @@ class Pastry(PrefixTables):
         return after, tuple(dict.fromkeys(self.table.values())), leaves
 
     @rpc
-    async def route(self, key: int, origin: int, ticket: int, hops: int) -> bool:
+    def route(self, key: int, origin: int, ticket: int, hops: int) -> bool:
         """Take a question over; who sent it is free as soon as this returns."""
         self._must_be_in()
         self.spawn(self._pass_on(key, origin, ticket, hops))

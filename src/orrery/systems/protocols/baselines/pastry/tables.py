@@ -7,7 +7,7 @@ in the low 24, so that a sorted list of leaves is in order of distance with no k
 from __future__ import annotations
 
 import functools
-from bisect import bisect_left, insort
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Sequence
 from typing import Annotated, Any, ClassVar
 
@@ -58,6 +58,8 @@ class PrefixTables(RoutedOverlay):
         super().start()
         self.up: list[int] = []  # the nearest nodes up the ring
         self.down: list[int] = []  # and down
+        self.around: tuple[int, ...] | None = None  # both, each node once; None: to be made anew
+        self.spots: list[tuple[int, int]] = []  # (place, node) of oneself and of each of these
         self.table: dict[int, int] = {}  # row << 8 | digit -> node
         self.slots: dict[int, int] = {}  # node -> where in the table it belongs
 
@@ -131,23 +133,41 @@ class PrefixTables(RoutedOverlay):
         return self._rare(key, row, skip)
 
     def _nearest_leaf(self, key: int, gap: int, skip: Sequence[int]) -> int:
-        if not skip and gap and len(self.up) and gap <= self.up[-1] >> SHIFT:
-            at = bisect_left(self.up, gap << SHIFT)
-            after = self.up[at]
-            before = self.up[at - 1] if at else 0
-            above, below = (after >> SHIFT) - gap, gap - (before >> SHIFT)
-            if above != below and above + below < 1 << (self.bits - 1):
-                return after & NODE if above < below else (before & NODE if at else self.id)
-        near = [leaf & NODE for leaf in (*self.up, *self.down) if leaf & NODE not in skip]
-        return min((self.id, *near), key=lambda node: self._away(key, node))
+        up, down, size = self.up, self.down, 1 << self.bits
+        if not skip and gap and up and down:
+            if gap <= up[-1] >> SHIFT:
+                found = self._between_leaves(up, gap)
+            elif size - gap <= down[-1] >> SHIFT and (up[-1] >> SHIFT) + (down[-1] >> SHIFT) < size:
+                found = self._between_leaves(down, size - gap)
+            else:
+                found = -1
+            if found >= 0:
+                return found
+        best, least = self.id, self._away(key, self.id)
+        for leaf in (*up, *down):
+            node = leaf & NODE
+            if node not in skip:
+                away = self._away(key, node)
+                if away < least:
+                    best, least = node, away
+        return best
+
+    def _between_leaves(self, side: Sequence[int], gap: int) -> int:
+        """The nearer of the two leaves of a side that a key lies between; -1: not so simple."""
+        at = bisect_left(side, gap << SHIFT)
+        after = side[at]
+        before = side[at - 1] if at else self.id
+        beyond, short = (after >> SHIFT) - gap, gap - (before >> SHIFT if at else 0)
+        if beyond == short or beyond + short >= 1 << (self.bits - 1):
+            return -1
+        return (after if beyond < short else before) & NODE
 
     def _rare(self, key: int, row: int, skip: Sequence[int]) -> int:
         """No entry fits: take any known node with as long a prefix that is nearer to the key."""
         best, least = self.id, self._away(key, self.id)
-        prefix = self.bits - self.b * row
+        bits, prefix = self.bits, self.bits - self.b * row
         for node in self._known():
-            place = place_of(node, self.bits)
-            if (place ^ key) >> prefix == 0 and node not in skip:
+            if (place_of(node, bits) ^ key) >> prefix == 0 and node not in skip:
                 away = self._away(key, node)
                 if away < least:
                     best, least = node, away
@@ -163,11 +183,13 @@ class PrefixTables(RoutedOverlay):
 
     def _known(self) -> list[int]:
         """Every node in the tables, each once, in a fixed order."""
-        leaves = [leaf & NODE for leaf in (*self.up, *self.down)]
-        return list(dict.fromkeys((*leaves, *self.table.values())))
+        return list(dict.fromkeys((*self._leaf_nodes(), *self.table.values())))
 
     def _leaf_nodes(self) -> tuple[int, ...]:
-        return tuple(dict.fromkeys([leaf & NODE for leaf in (*self.up, *self.down)]))
+        if self.around is None:
+            self.around = tuple(dict.fromkeys([leaf & NODE for leaf in (*self.up, *self.down)]))
+            self.spots = [(place_of(node, self.bits), node) for node in (self.id, *self.around)]
+        return self.around
 
     def _slot(self, node: int) -> int:
         """Where in the table a node belongs; reckoned once for each node heard of."""
@@ -197,8 +219,9 @@ class PrefixTables(RoutedOverlay):
         for side, leaf in ((self.up, gap << SHIFT | node), (self.down, size - gap << SHIFT | node)):
             at = bisect_left(side, leaf)
             if at < half and not (at < len(side) and side[at] == leaf):
-                insort(side, leaf)
+                side.insert(at, leaf)
                 del side[half:]
+                self.around = None
 
     def _add_entry(self, node: int) -> None:
         """Fill a place of the routing table that is empty."""
@@ -211,13 +234,15 @@ class PrefixTables(RoutedOverlay):
 
     def _forget(self, node: int) -> bool:
         """Drop a node that does not answer; gives whether it was a leaf."""
-        before = len(self.up) + len(self.down)
-        self.up = [leaf for leaf in self.up if leaf & NODE != node]
-        self.down = [leaf for leaf in self.down if leaf & NODE != node]
         slot = self._slot(node)
         if self.table.get(slot) == node:
             del self.table[slot]
-        return len(self.up) + len(self.down) < before
+        if node not in self._leaf_nodes():
+            return False
+        self.up = [leaf for leaf in self.up if leaf & NODE != node]
+        self.down = [leaf for leaf in self.down if leaf & NODE != node]
+        self.around = None
+        return True
 
     def _row_for(self, node: int) -> tuple[int, ...]:
         """My entries that a node of that place can use: all rows down to our common prefix."""
@@ -226,11 +251,13 @@ class PrefixTables(RoutedOverlay):
 
     def _replicas(self, key: int, n: int) -> tuple[int, ...]:
         """The n nodes nearest to a key among my leaves and me, nearest first."""
-        size, bits, near = 1 << self.bits, self.bits, []
-        for node in (self.id, *self._leaf_nodes()):  # the arithmetic of `_away`, without its calls
-            place = place_of(node, bits)
-            gap = (key - place) % size
-            near.append((gap if gap + gap <= size else size - gap, place, node))
+        self._leaf_nodes()  # brings the spots up to date
+        size = 1 << self.bits
+        near = [  # the arithmetic of `_away`, without its calls
+            (gap if gap + gap <= size else size - gap, place, node)
+            for place, node in self.spots
+            for gap in ((key - place) % size,)
+        ]
         near.sort()
         return tuple([node for _, _, node in near[:n]])
 
