@@ -47,7 +47,7 @@ def test_a_steady_load_settles_where_littles_law_puts_it():
 
 
 def test_scaling_saves_money_and_a_fixed_number_is_what_it_says():
-    problem = LLMScaling(requests=2500, scale_every_s=2.0)
+    problem = LLMScaling(requests=2500, period_s=120.0, scale_every_s=2.0)
     fixed = run(AlwaysOn(count=3), problem=problem, seed=1).metrics
     all_on = run(AlwaysOn(), problem=problem, seed=1).metrics
     scaled = run(TargetTracking(settle_s=10.0), problem=problem, seed=1).metrics

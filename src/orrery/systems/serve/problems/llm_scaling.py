@@ -26,11 +26,11 @@ class LLMScaling(ServingProblem):
 
     model: str = "Llama-3.1-8B"
     tp: Count = 1
-    requests: Count = 4000
+    requests: Count = 1500
     # Eight H100 take about 64 a second of Azure-like conversations with an 8B model.
     rate_per_s: NonNegative = 32.0
     swing: Fraction = 0.8
-    period_s: Positive = 120.0
+    period_s: Positive = 30.0
 
     port: ClassVar[type] = Autoscaler
 
