@@ -46,6 +46,7 @@ LOOK_UP = [
     ("docs/serving.md", "serving.html", "Serving language models"),
     ("docs/when.md", "when.html", "Where a claim holds"),
     ("docs/feed.md", "feed.html", "Reading paper feeds"),
+    ("docs/notebooks.md", "notebooks.html", "Notebooks and packages"),
     ("docs/workloads.md", "workloads.html", "Workloads"),
     ("docs/seeing-a-run.md", "seeing-a-run.html", "Seeing a run"),
     ("docs/engines.md", "engines.html", "Engines"),

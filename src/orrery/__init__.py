@@ -26,15 +26,17 @@ _HOMES = {
     "run": "orrery.lab",
     "Run": "orrery.lab",
     "Claim": "orrery.lab",
+    "compare": "orrery.lab",
+    "Comparison": "orrery.lab",
 }
 
 __all__ = [
-    "Claim", "Estimator", "Monitor", "Node", "Policy", "Problem", "Routine", "Run", "Worker",
-    "World", "__version__", "cost", "rpc", "run", "worlds",
+    "Claim", "Comparison", "Estimator", "Monitor", "Node", "Policy", "Problem", "Routine", "Run",
+    "Worker", "World", "__version__", "compare", "cost", "rpc", "run", "worlds",
 ]  # fmt: skip
 
 if TYPE_CHECKING:
-    from orrery.lab import Claim, Run, run
+    from orrery.lab import Claim, Comparison, Run, compare, run
     from orrery.parts import (
         Estimator,
         Monitor,

@@ -87,6 +87,25 @@ def test_a_new_world_loads(folder):
     assert World.load("mine.toml").size == 5
 
 
+def test_what_a_new_world_says_to_do_next_works(folder):
+    then = cli("new", "world", "mine", "--json").json["next"].split()
+    assert then[0] == "orrery"
+    told = cli(*then[1:], "--json")
+    assert told.code == 0, told
+    assert told.json["violations"] == []
+
+
+@pytest.mark.parametrize("kind", ["system", "problem", "world"])
+def test_a_second_time_is_refused_and_changes_nothing(kind, folder):
+    assert cli("new", kind, "my_thing").code == 0
+    before = {path.name: path.read_bytes() for path in folder.iterdir()}
+    for path in folder.iterdir():
+        path.write_bytes(before[path.name] + b"# mine\n")
+    assert "exists already" in refused("new", kind, "my_thing")
+    after = {path.name: path.read_bytes() for path in folder.iterdir()}
+    assert after == {name: text + b"# mine\n" for name, text in before.items()}
+
+
 def test_in_a_checkout_the_files_go_to_their_room(tmp_path, monkeypatch):
     root = tmp_path / "checkout"
     (root / "src/orrery/systems/protocols").mkdir(parents=True)

@@ -7,7 +7,6 @@ give the measurement are made by `check`.
 from __future__ import annotations
 
 import hashlib
-import html
 import json
 import math
 from typing import Any, Literal
@@ -175,7 +174,9 @@ class Verdict(msgspec.Struct, kw_only=True):
         return f"Verdict({self.sentence()})"
 
     def _repr_html_(self) -> str:
-        return f"<p>{html.escape(self.sentence())}</p>"
+        from orrery.lab.html_cells import verdict_cell
+
+        return verdict_cell(self)
 
 
 class Verdicts(list[Verdict]):
@@ -197,15 +198,9 @@ class Verdicts(list[Verdict]):
         return 2 if "inconclusive" in words else 0
 
     def _repr_html_(self) -> str:
-        heads = ("metric", "says", "against", "measured", "interval", "off", "verdict", "kind")
-        lines = ["".join(f"<th>{head}</th>" for head in heads)]
-        for one in self:
-            span = "" if one.lo is None or one.hi is None else f"{_show(one.lo)}–{_show(one.hi)}"
-            cells = (one.claim.metric, one.claim.says, one.claim.against, _show(one.measured), span,
-                     _show(one.off), one.verdict or one.claim.untestable, one.kind)  # fmt: skip
-            lines.append("".join(f"<td>{html.escape(str(cell))}</td>" for cell in cells))
-        rows = "".join(f"<tr>{line}</tr>" for line in lines)
-        return f"<table><caption>{html.escape(self.id)}</caption>{rows}</table>"
+        from orrery.lab.html_cells import verdicts_cell
+
+        return verdicts_cell(self.id, self)
 
 
 def _plain(value: float | None) -> float | None:

@@ -22,6 +22,9 @@ from orrery.parts.knobs import Part
 from orrery.parts.problem import Metric, Problem
 
 if TYPE_CHECKING:
+    import pandas
+    import polars
+
     from orrery.world import World
 
 LEAST_SEEDS = 3
@@ -136,17 +139,27 @@ class Comparison(msgspec.Struct, kw_only=True):
         return f"Comparison({self.problem} by {self.by}: {order}; {state})"
 
     def _repr_html_(self) -> str:
-        import html
+        from orrery.lab.html_cells import comparison_cell
 
-        heads, lines = self.table()
-        top = "".join(f"<th>{html.escape(head)}</th>" for head in heads)
-        body = "".join(
-            "<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in line) + "</tr>"
-            for line in lines
-        )
-        same = ", ".join(f"{name} {value:g}" for name, value in self.same.items())
-        foot = f"<p>The same for all: {html.escape(same)}</p>" if same else ""
-        return f"<table><tr>{top}</tr>{body}</table>{foot}"
+        return comparison_cell(self)
+
+    def to_columns(self) -> dict[str, list[Any]]:
+        """One row for each run (a system with a seed), as lists by column."""
+        from orrery.lab import frames
+
+        return frames.to_columns(frames.comparison_columns(self))
+
+    def to_pandas(self) -> pandas.DataFrame:
+        """The same as a DataFrame of pandas (the extra `frames`)."""
+        from orrery.lab import frames
+
+        return frames.to_pandas(frames.comparison_columns(self))
+
+    def to_polars(self) -> polars.DataFrame:
+        """The same as a DataFrame of Polars (the extra `frames`)."""
+        from orrery.lab import frames
+
+        return frames.to_polars(frames.comparison_columns(self))
 
 
 def compare(

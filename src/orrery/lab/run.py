@@ -16,6 +16,10 @@ from orrery.parts.problem import Metric, Outcome, Problem, Record
 from orrery.parts.swarm import Swarm
 
 if TYPE_CHECKING:
+    import pandas
+    import polars
+
+    from orrery.lab.frames import Table
     from orrery.world import World
 
 ENGINES = ("virtual", "processes")
@@ -34,8 +38,8 @@ class Run(msgspec.Struct, kw_only=True):
     engine: str
     ended: str
     part: Any
-    problem: Any
-    world: Any
+    problem: Problem | None
+    world: World
     messages: int = 0
     bytes: int = 0
     records: list[Record] = []
@@ -52,6 +56,29 @@ class Run(msgspec.Struct, kw_only=True):
         shown = ", ".join(f"{k}={v:.6g}" for k, v in list(self.metrics.items())[:6])
         found = f"{len(self.violations)} violations" if self.violations else "no violations"
         return f"Run({self.seconds:.6g} s {self.engine}, {found}, {shown})"
+
+    def _repr_html_(self) -> str:
+        from orrery.lab.html_cells import run_cell
+
+        return run_cell(self)
+
+    def to_columns(self, table: Table = "metrics") -> dict[str, list[Any]]:
+        """A table as lists by column: the metrics, the `records` (emits), or the violations."""
+        from orrery.lab import frames
+
+        return frames.to_columns(frames.run_columns(self, table))
+
+    def to_pandas(self, table: Table = "metrics") -> pandas.DataFrame:
+        """The same as a DataFrame of pandas (the extra `frames`)."""
+        from orrery.lab import frames
+
+        return frames.to_pandas(frames.run_columns(self, table))
+
+    def to_polars(self, table: Table = "metrics") -> polars.DataFrame:
+        """The same as a DataFrame of Polars (the extra `frames`)."""
+        from orrery.lab import frames
+
+        return frames.to_polars(frames.run_columns(self, table))
 
 
 def run(

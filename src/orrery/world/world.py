@@ -5,7 +5,6 @@ from __future__ import annotations
 import bisect
 import functools
 import hashlib
-import html
 import json
 import os
 import tempfile
@@ -367,11 +366,9 @@ class World(Makers, frozen=True, kw_only=True, forbid_unknown_fields=True, dict=
         return f"World({self.title + ': ' if self.title else ''}{parts})"
 
     def _repr_html_(self) -> str:
-        rows = "".join(
-            f"<tr><th>{html.escape(label)}</th><td>{html.escape(text)}</td></tr>"
-            for label, text in self.summary().items()
-        )
-        return f"<table><caption>{html.escape(self.title or 'World')}</caption>{rows}</table>"
+        from orrery.world import show as cells  # only a notebook needs it
+
+        return cells.facts(f"World: {self.title}" if self.title else "World", self.summary())
 
 
 def _bare(data: Any) -> Any:

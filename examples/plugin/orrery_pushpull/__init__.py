@@ -1,0 +1,1 @@
+"""Gossip systems for Orrery, in a package outside its tree."""
