@@ -8,12 +8,14 @@ import pytest
 from orrery import run
 from orrery.base.errors import KnobError, PartError, SpecError, UsageError
 from orrery.base.rand import Stream
+from orrery.models.requests import Request
 from orrery.models.tables import find_tables
 from orrery.systems.serve.baselines.tp_adaptive_cold import TPAdaptiveCold
 from orrery.systems.serve.nitsum import Nitsum
 from orrery.systems.serve.nitsum.estimate import Demand, Watch, levels
 from orrery.systems.serve.nitsum.goodput import Model
 from orrery.systems.serve.problems.llm_parallelism import LLMParallelism, faults_of, log_of
+from orrery.systems.serve.problems.llm_parallelism.engine import Instance, Seq
 from orrery.systems.serve.problems.llm_parallelism.plans import (
     Placed,
     Plan,
@@ -442,3 +444,35 @@ def test_plans_and_routes_that_do_not_exist_are_refused():
         problem.cluster(Wild(), 1)
     with pytest.raises(PartError, match="none of the 1 instances"):
         problem.cluster(Wild(text="M8", index=7), 1).play()
+
+
+def test_who_makes_room_for_another_may_be_ahead_in_the_queue():
+    """A user who is late already ranks behind the background, and still takes its room."""
+
+    class Yielding:
+        """Lets the interactive tier take what it needs."""
+
+        def yields(self, request, view):
+            return True
+
+    def seq(id, tier, rank, prompt):
+        made = Seq(Request(id, 0.0, prompt, 50, priority=tier))
+        made.rank = rank
+        return made
+
+    rig = LLMParallelism(tables="").rig()
+    instance = Instance(
+        0, Placed("M", 4, 0), rig.steps[4], rig.costs[4], 1000, Yielding(), chunk_tokens=2048,
+        most_seqs=64, done=lambda seq, now_s: None, prefilled=lambda *_: False,
+    )  # fmt: skip
+    interactive, background = seq(0, 0, (0.0,), 300), seq(1, 1, (1.0,), 500)
+    for each in (interactive, background):
+        instance.view.kv_tokens += each.need
+        instance._join(each)
+    late = seq(2, 0, (9.0,), 400)
+    instance._queue(late)
+    assert instance._let_in(late, 0.0)
+    assert instance.partial == [late]
+    assert [each for _, _, each in instance.waiting] == [background]
+    assert list(instance.decoding) == [interactive.request.id], "its own tier is not touched"
+    assert instance.view.waiting == 1

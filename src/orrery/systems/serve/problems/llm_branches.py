@@ -24,6 +24,7 @@ from orrery.systems.serve.problems.branch_requests import (
     Stage,
     make_requests,
 )
+from orrery.systems.serve.problems.clocked import play_out
 from orrery.world import World, worlds
 
 Span = tuple[Count, Count]
@@ -196,16 +197,8 @@ class LLMBranches(Problem):
 
     async def drive(self, driver: Driver) -> Log:
         world, seed = self.__dict__.get("place"), driver.rng.getrandbits(32)
-        begin_s = driver.now
-        await driver.sleep(1e-3)
-        # The replica is modelled, so on a real clock there is nothing to wait for.
-        if abs(driver.now - begin_s - 1e-3) > 1e-9:
-            return self.play(driver.part, seed, world)
-        begin_s = driver.now
         run = Session(self, driver.part, self.load(seed, world), world, False)
-        while (due_s := run.next_s()) < float("inf"):
-            await driver.sleep(max(begin_s + due_s - driver.now, 0.0))
-            run.step(due_s)
+        await play_out(driver, run)
         return run.log()
 
     def host(self, part: Any, world: World) -> Mapping[str, Any]:

@@ -30,6 +30,7 @@ from orrery.parts import (
     Whole,
 )
 from orrery.systems.serve.problems import tenant_loads as loads
+from orrery.systems.serve.problems.clocked import play_out
 from orrery.systems.serve.problems.figures import times
 from orrery.systems.serve.problems.tenant_desk import (
     Desk,
@@ -228,16 +229,7 @@ class LLMTenants(Problem):
 
     async def drive(self, driver: Driver) -> Log:
         desk = self.desk(driver.part, driver.rng.getrandbits(32), self.__dict__.get("place"))
-        begin_s = driver.now
-        await driver.sleep(1e-3)
-        # The replica is modelled, so on a real clock there is nothing to wait for.
-        virtual = abs(driver.now - begin_s - 1e-3) < 1e-9
-        begin_s = driver.now
-        if not virtual:
-            return desk.play()
-        while (due_s := desk.next_s()) < float("inf"):
-            await driver.sleep(max(begin_s + due_s - driver.now, 0.0))
-            desk.step(due_s)
+        await play_out(driver, desk)
         return desk.end()
 
     def host(self, part: Any, world: World) -> Mapping[str, Any]:

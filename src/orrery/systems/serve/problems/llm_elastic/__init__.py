@@ -29,6 +29,7 @@ from orrery.parts import (
     Problem,
     Whole,
 )
+from orrery.systems.serve.problems.clocked import play_out
 from orrery.systems.serve.problems.llm_elastic import loads
 from orrery.systems.serve.problems.llm_elastic.audit import METRICS, Log, faults_of, figures
 from orrery.systems.serve.problems.llm_elastic.device import DeviceWork, device_of
@@ -249,18 +250,8 @@ class LLMElastic(Problem):
 
             return await Front(driver, driver.part, self).run(seed)
         pool = self.pool(driver.part, seed, world)
-        begin_s = driver.now
-        await driver.sleep(1e-3)
-        # Instances are modelled here, so on a real clock there is nothing to wait for.
-        virtual = abs(driver.now - begin_s - 1e-3) < 1e-9
-        begin_s = driver.now
-        if virtual:
-            while (due_s := pool.next_s()) < math.inf:
-                await driver.sleep(max(begin_s + due_s - driver.now, 0.0))
-                pool.step(due_s)
-            log = pool.end()
-        else:
-            log = pool.play()
+        await play_out(driver, pool)
+        log = pool.end()
         log.detect_s = self.detect_s
         return log
 

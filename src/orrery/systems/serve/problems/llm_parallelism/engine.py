@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from heapq import heappop, heappush
+from heapq import heapify, heappop, heappush
 from typing import Any
 
 from orrery.models.requests import Request
@@ -265,7 +265,12 @@ class Instance:
             self.policy.yields(seq.request, view) and self._make_room(seq, spare)
         ):
             return False
-        heappop(self.waiting)
+        # Whoever made room is in the queue now, and may be ahead in it.
+        if self.waiting[0][2] is seq:
+            heappop(self.waiting)
+        else:
+            self.waiting = [each for each in self.waiting if each[2] is not seq]
+            heapify(self.waiting)
         view.waiting -= 1
         view.waiting_tokens -= seq.need
         view.kv_tokens += seq.need
@@ -281,7 +286,7 @@ class Instance:
         if seq.need + 1 > self.room() - spare + freed:
             return False
         while seq.need + 1 > self.room() - spare:
-            gone = self._victim()
+            gone = self._victim(above=seq.tier)
             assert gone is not None
             self._queue(gone)
         return True
@@ -289,11 +294,12 @@ class Instance:
     def _context(self, seq: Seq) -> int:
         return seq.request.prompt_tokens + seq.generated + self.step - seq.joined
 
-    def _victim(self) -> Seq | None:
-        """Who loses its cache first: the last in rank of those that make tokens."""
-        if not self.decoding:
+    def _victim(self, above: int = -1) -> Seq | None:
+        """Who loses its cache first: the last in rank of those that make tokens, of tiers above."""
+        may = [each for each in self.decoding.values() if each.tier > above]
+        if not may:
             return None
-        seq = max(self.decoding.values(), key=lambda each: (each.rank, each.request.id))
+        seq = max(may, key=lambda each: (each.rank, each.request.id))
         self._leave(seq)
         seq.lose_cache()
         self.preemptions += 1

@@ -28,6 +28,7 @@ from orrery.parts import (
     Problem,
     Whole,
 )
+from orrery.systems.serve.problems.clocked import play_out
 from orrery.systems.serve.problems.llm_phases import loads
 from orrery.systems.serve.problems.llm_phases.audit import (
     METRICS,
@@ -327,15 +328,8 @@ class LLMPhases(Problem):
         if self.goal:
             rate, log = self.capacity(driver.part, seed, world, self.goal)
             return log._replace(capacity_per_s=rate)
-        begin_s = driver.now
-        await driver.sleep(1e-3)
-        # Engines are modelled, so on a real clock there is nothing to wait for.
-        if abs(driver.now - begin_s - 1e-3) > 1e-9:
-            return self.play(driver.part, seed, world)
-        begin_s, run = driver.now, self.session(driver.part, seed, world)
-        while (due_s := run.next_s()) < float("inf"):
-            await driver.sleep(max(begin_s + due_s - driver.now, 0.0))
-            run.step(due_s)
+        run = self.session(driver.part, seed, world)
+        await play_out(driver, run)
         return run.log()
 
     def host(self, part: Any, world: World) -> Mapping[str, Any]:
