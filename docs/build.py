@@ -45,6 +45,7 @@ LOOK_UP = [
     ("docs/worlds-and-faults.md", "worlds-and-faults.html", "Worlds and faults"),
     ("docs/serving.md", "serving.html", "Serving language models"),
     ("docs/when.md", "when.html", "Where a claim holds"),
+    ("docs/sweep.md", "sweep.html", "Sweeping a space"),
     ("docs/feed.md", "feed.html", "Reading paper feeds"),
     ("docs/notebooks.md", "notebooks.html", "Notebooks and packages"),
     ("docs/workloads.md", "workloads.html", "Workloads"),

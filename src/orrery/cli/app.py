@@ -67,6 +67,7 @@ SECTIONS: dict[str, dict[str, str]] = {
         "choose": "Rank the systems for your world and trace; find what flips the answer.",
         "check": "Put a system's published claims to the test.",
         "when": "Map the region of two parameters in which a claim holds.",
+        "sweep": "Search a space of parameters for the best; goes on after a kill.",
         "report": "Write an offline HTML report of stored runs.",
         "replay": "Run a stored run again, event by event, and verify its digest.",
         "runs": "List, remove or sweep up stored runs.",

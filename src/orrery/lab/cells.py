@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 from collections.abc import Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
@@ -126,7 +127,7 @@ class Runner:
             # A fresh interpreter for each worker: nothing of this process leaks into a run.
             context = multiprocessing.get_context("spawn")
             self._pool = ProcessPoolExecutor(
-                self.jobs, mp_context=context, initializer=_ignore_interrupt
+                self.jobs, mp_context=context, initializer=_follow_parent
             )
         return self._pool.submit(_remote, pack(cell), str(self.store.root))
 
@@ -156,6 +157,24 @@ def _remote(packed: dict[str, Any], root: str) -> str:
 
     cell = Cell(**{**packed, "world": World.from_data(packed["world"])})
     return run_cell(cell, Store(Path(root))).id
+
+
+def _follow_parent() -> None:
+    """Make a worker end with its parent: a pool's workers would wait for ever after kill -9."""
+    import multiprocessing
+    import threading
+
+    _ignore_interrupt()
+    parent = multiprocessing.parent_process()
+    if parent is None:
+        return
+
+    def watch() -> None:
+        parent.join()
+        # A run that is not saved yet counts for nothing, and a saved one is whole.
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
 
 
 def _ignore_interrupt() -> None:
