@@ -372,7 +372,12 @@ def test_report_is_one_offline_page(tmp_path):
 # -- verify, bench, tour
 
 
-def test_verify_determinism():
+def test_verify_determinism(monkeypatch):
+    from orrery.lab import determinism
+
+    # The whole suite is for the command itself; a few cases show that it is wired up.
+    cases = [*determinism._small_parts(), determinism._case_of("raft", "replicated_store")]
+    monkeypatch.setattr(determinism, "suite", lambda broken=None: cases)
     told = cli("verify", "determinism", "--seeds", "1", "--json")
     assert told.code == 0, told
     assert {"runs", "mismatches", "first_divergence"} <= set(told.json)
