@@ -196,6 +196,7 @@ def model_of(problem, rig, demands):
 # -- 3: the mechanism, not only the policy
 
 
+@measured
 @pytest.mark.works_when("nitsum", 3)
 def test_with_cold_reloads_it_switches_less_and_serves_less(capsys):
     problem = LLMParallelism(windows=3, window_s=60.0)
@@ -257,6 +258,7 @@ def test_other_ways_to_change_lose_nothing_either(weights, kv):
     assert played(problem, Shuffle(weights=weights, kv=kv)).numbers["changes"] >= 2
 
 
+@measured
 @pytest.mark.works_when("nitsum", 4)
 def test_background_does_not_disturb_interactive_users(capsys):
     quiet = LLMParallelism(windows=1, window_s=60.0, interactive_per_s=(16.0,),
