@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
+import re
 
 import pytest
 from tests.unit.lab_toys import Race  # noqa: F401 - named as a problem below
@@ -169,3 +170,23 @@ def test_an_older_book_counts_first(tmp_path):
     new.record_engine("x", "virtual", False)
     assert Ledger(tmp_path / "new", (tmp_path / "old",)).engines("x") == []
     assert old.engines("x") == ["virtual"]
+
+
+def test_no_folder_of_this_machine_gets_into_the_book(book):
+    from orrery.lab.ledger import checkout, home
+
+    reason = f"KeyError ({checkout()}/src/orrery/lab/run.py:3), kept in {home()}/runs/3f"
+    book.record_works_when("x", 1, "a line", "unmet", reason=reason)
+    assert book.works_when("x", 1, "a line")["reason"] == (
+        "KeyError (src/orrery/lab/run.py:3), kept in runs/3f"
+    )
+    assert str(checkout()) not in book.path.read_text()
+
+
+def test_the_books_of_the_project_name_no_folder_of_a_machine():
+    from orrery.lab.ledger import checkout
+
+    folder = re.compile(r"[( \"'](/[a-z]+/|[A-Z]:\\\\)")
+    for path in sorted((checkout() / "results").iterdir()):
+        for line in path.read_text().splitlines():
+            assert not folder.search(line), f"{path.name}: {line[:200]}"

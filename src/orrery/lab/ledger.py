@@ -193,10 +193,25 @@ class Ledger:
         }))  # fmt: skip
 
 
+def public(text: str) -> str:
+    """A text without the folders of this machine: the ledger is read elsewhere.
+
+    >>> root = checkout()
+    >>> public(f"KeyError ({root}/src/orrery/x.py:3)") if root else "KeyError (src/orrery/x.py:3)"
+    'KeyError (src/orrery/x.py:3)'
+    """
+    folders = [checkout(), Path(__file__).resolve().parents[2], home(), Path.home()]
+    for folder in folders:
+        if folder is not None and len(folder.parts) > 1:
+            text = text.replace(f"{folder}{os.sep}", "")
+    return text
+
+
 def stamp(record: dict[str, Any]) -> dict[str, Any]:
-    """A record with the schema, the date, the version and the machine added."""
+    """A record with the schema, the date, the version and the machine added, fit to be public."""
     import orrery
 
+    record = {k: public(v) if isinstance(v, str) else v for k, v in record.items()}
     today = datetime.now(UTC).strftime("%Y-%m-%d")
     return {"schema": SCHEMA, **record, "date": today, "version": orrery.__version__,
             "machine": machine()}  # fmt: skip
