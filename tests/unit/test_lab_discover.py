@@ -323,3 +323,10 @@ def test_read_stem_refuses_what_is_not_a_file(tmp_path):
     (tmp_path / "huge.toml").write_text("#" * (2 << 20))
     with pytest.raises(StemError, match="1 MiB"):
         read_stem(tmp_path / "huge.toml")
+
+
+def test_what_problems_share_is_no_problem():
+    from orrery.lab.questions import questions
+
+    names = {question.name for question in questions()}
+    assert "ServingProblem" not in names and {"LLMRouting", "LLMBatching", "LLMScaling"} <= names

@@ -5,12 +5,14 @@ from __future__ import annotations
 import pytest
 
 from orrery.base.errors import UsageError
-from orrery.lab.validate_engine import LARGE, SMALL, errors, load_of, validate_engine
+from orrery.lab.validate_engine import LARGE, SMALL, Bench, errors, validate_engine
 from orrery.models.requests import Served
 
 
 class Flat:
     """A step takes a millisecond, whatever is in it."""
+
+    clock = None
 
     def seconds(self, prefill, decodes, decode_kv):
         return 0.001
@@ -35,7 +37,8 @@ def test_errors_are_of_each_request_and_of_the_means():
 
 @pytest.mark.parametrize("limits", [SMALL, LARGE])
 def test_a_load_asks_for_its_share_and_fits_the_engine(limits):
-    few, many = (load_of(Flat(), share, 200, 3, limits) for share in (0.2, 1.5))
+    bench = Bench(None, None, Flat(), limits, 3)
+    few, many = (bench.load(Flat(), share, 200, 0) for share in (0.2, 1.5))
     assert few[-1].arrival_s == pytest.approx(7.5 * many[-1].arrival_s)
     for request in few:
         assert request.prompt_tokens + request._output_tokens <= limits.max_context

@@ -1,7 +1,8 @@
 """Problems: found by reading their source, loaded one at a time; and `where`, which finds one.
 
 A problem stands in `<room>/problems/*.py`; its id is its class's name in snake case. Listing
-reads the files as syntax trees, so that nothing is imported until a problem is asked for.
+reads the files as syntax trees, so that nothing is imported until a problem is asked for. A class
+that says `base_only: ClassVar[bool] = True` is what problems share, and no problem itself.
 """
 
 from __future__ import annotations
@@ -87,9 +88,15 @@ def _read_all(files: tuple[tuple[str, str, Path, int], ...]) -> tuple[Question, 
             doc=ast.get_docstring(node) or "",
         )
         for module, room, node in found
-        if node.name in known and not node.name.startswith("_")
+        if node.name in known and not node.name.startswith("_") and not _is_base(node)
     }  # fmt: skip
     return tuple(sorted(made.values(), key=lambda q: (q.room, q.id)))
+
+
+def _is_base(node: ast.ClassDef) -> bool:
+    """Whether a class says of itself that it is only there to be inherited from."""
+    named = [each.target for each in node.body if isinstance(each, ast.AnnAssign)]
+    return any(isinstance(target, ast.Name) and target.id == "base_only" for target in named)
 
 
 def _bases(node: ast.ClassDef) -> Iterable[str]:

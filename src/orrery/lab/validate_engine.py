@@ -18,7 +18,6 @@ import msgspec
 import numpy as np
 
 from orrery.base.errors import UsageError, did_you_mean
-from orrery.base.rand import Stream
 from orrery.models.ports import Scheduler
 from orrery.models.replica import Replica, drain
 from orrery.models.requests import Request
@@ -51,29 +50,6 @@ SMALL = Limits()
 LARGE = Limits(
     step_tokens=2048, max_sequences=64, max_context=4096, prompt=512, answer=128
 )  # fmt: skip
-
-
-def load_of(steps: Any, share: float, count: int, seed: int, limits: Limits) -> list[Request]:
-    """Requests that ask for a share of what the engine can do with a third of its batch."""
-    rng = Stream(seed, "validate", "engine")
-    together = max(limits.max_sequences // 3, 1)
-    lengths = [
-        (_length(rng, limits.prompt, 0.6), max(_length(rng, limits.answer, 0.5), 4))
-        for _ in range(count)
-    ]
-    new, made = (float(np.mean([each[n] for each in lengths])) for n in (0, 1))
-    busy_s = steps.seconds([(max(1, round(new)), 0)], 0, 0)
-    reach = round(together * (new + made / 2))
-    busy_s += made * steps.seconds((), together, reach) / together
-    now_s, found = 0.0, []
-    for number, (tokens, output) in enumerate(lengths):
-        found.append(Request(number, now_s, tokens, output))
-        now_s += rng.expovariate(share / busy_s)
-    return found
-
-
-def _length(rng: Stream, middle: int, spread: float) -> int:
-    return max(2, min(4 * middle, round(middle * rng.lognormvariate(-0.1, spread))))
 
 
 def errors(told: Sequence[Any], real: Sequence[Any]) -> dict[str, float]:
@@ -125,6 +101,16 @@ class Bench:
         )  # fmt: skip
         steps, _, _ = foretelling(self.model, self.meter, sweep)
         return steps
+
+    def load(self, steps: Any, share: float, count: int, number: int) -> list[Request]:
+        """Requests that ask for a share of what the engine can do with a third of its batch."""
+        from orrery.systems.ops.dooly.trial import load_of
+
+        limits = self.limits
+        return load_of(
+            steps, share, count=count, seed=self.seed + number, prompt=limits.prompt,
+            answer=limits.answer, together=max(limits.max_sequences // 3, 1),
+        )  # fmt: skip
 
     def served(self, requests: Sequence[Request]) -> Any:
         """What the real engine made of a load."""
@@ -211,9 +197,7 @@ def _compared(
     made = {kind: bench.table(kind) for kind in tables}
     rows = []
     for number, (name, share) in enumerate(LOADS.items()):
-        asked = load_of(
-            next(iter(made.values())), share, requests, bench.seed + number, bench.limits
-        )
+        asked = bench.load(next(iter(made.values())), share, requests, number)
         got = bench.served(asked)
         for kind, steps in made.items():
             told = bench.foretold(steps, asked)

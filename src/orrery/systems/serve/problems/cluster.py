@@ -81,6 +81,7 @@ class ServingProblem(Problem):
     scale_every_s: Positive = 5.0
     weights_from: Literal["peer", "disk"] = "peer"
 
+    base_only: ClassVar[bool] = True
     metrics: ClassVar[Mapping[str, Metric]] = METRICS
     engines: ClassVar[tuple[str, ...]] = ("virtual",)
 
