@@ -283,12 +283,13 @@ class Line:
         before = lanes[number % WINDOW]
         lanes[number % WINDOW] = arrived = worker.event()
         node, data = group.nodes[rank], np.asarray(array, order="C")
+        scale = worker.training.scale
 
         async def ship() -> None:
             try:
                 if before is not None and not before.is_set():
                     await before.wait()
-                await worker.transfer(node, data, self._lane(number))
+                await worker.transfer(node, data, self._lane(number), scale)
             finally:
                 arrived.set()
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, ClassVar, NamedTuple, TypeVar
 
 from orrery.base.errors import NotFitted, PartError
@@ -94,6 +94,28 @@ def cost(
 
     def mark(fn: F) -> F:
         fn.__cost__ = (flops, bytes, dtype)  # type: ignore[attr-defined]
+        return fn
+
+    return mark
+
+
+def together(many: Callable[[list[tuple[Any, ...]]], Sequence[Any]]) -> Callable[[F], F]:
+    """Say how many calls of a function are made at once, as fast as one.
+
+    `many` gets the arguments of some calls (for a method, `self` first) and gives their values in
+    that order, bit for bit those of the calls alone. In virtual time, calls of `compute` whose
+    time runs at once are then made at once; a function that a cost is declared for, and none else.
+    Methods of different objects are taken together where the objects have an equal `alike`.
+
+    >>> @together(lambda calls: [x * 2 for (x,) in calls])
+    ... @cost(flops=1)
+    ... def double(x): return x * 2
+    >>> double(4)
+    8
+    """
+
+    def mark(fn: F) -> F:
+        fn.__together__ = many  # type: ignore[attr-defined]
         return fn
 
     return mark

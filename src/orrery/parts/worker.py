@@ -45,11 +45,13 @@ class Task(Part):
     """What workers learn: where the weights begin, and which data each rank has.
 
     A subclass writes `start_weights` and `share`. Knobs: `steps`, how many a worker takes;
-    `rate`, the step size.
+    `rate`, the step size; `scale`, how many times larger the model is that this one stands for: in
+    virtual time each byte that ranks exchange, and each operation of a gradient, counts so often.
     """
 
     steps: Count = 100
     rate: Positive = 0.1
+    scale: Positive = 1.0
 
     def start_weights(self) -> Array:
         """The weights before the first step, equal at all ranks."""

@@ -138,12 +138,20 @@ class ProcessHost:
 
     # -- bulk data
 
-    async def transfer(self, peer: int, array: Any, tag: str = "") -> None:
-        """Send an array on the bulk lane; returns when it has arrived."""
+    async def transfer(
+        self, peer: int, array: Any, tag: str = "", scale: float = 1.0, *, owned: bool = False
+    ) -> None:
+        """Send an array on the bulk lane; returns when it has arrived.
+
+        Real bytes take the time that they take: `scale` is for modelled worlds alone. `owned`
+        promises that nobody changes the array until it has arrived, which saves a copy.
+        """
         spec = self._place.spec
         if not isinstance(peer, int) or not 0 <= peer <= spec.size:
             raise PartError(f"transfer: there is no node {peer!r}; ids are 0..{spec.size - 1}")
-        data = np.array(array, copy=True, order="C")  # what is on the wire no longer changes
+        # What is on the wire no longer changes; nodes of one process would share what they send.
+        near = spec.group_of[peer] == self._place.group
+        data = np.array(array, copy=None if owned and not near else True, order="C")
         if data.dtype.hasobject:
             raise PartError(f"transfer: an array of {data.dtype} holds objects; use a number type")
         await self._place.bulk.send(self._index, peer, data, tag)

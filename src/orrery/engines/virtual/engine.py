@@ -26,6 +26,7 @@ from orrery.engines.virtual.disk import Disks
 from orrery.engines.virtual.faults import Faults
 from orrery.engines.virtual.host import host_class
 from orrery.engines.virtual.store import Store
+from orrery.engines.virtual.together import Together
 from orrery.parts.monitor import Monitor
 from orrery.parts.problem import Driver, Outcome, Problem, Record
 from orrery.parts.rpc import resolve
@@ -89,6 +90,7 @@ class Engine:
         processors.install(self)
         self.store = Store(self)
         self.devices = Devices(self)
+        self.together = Together()
         self.faults = Faults(self)
         self._classes: dict[int, type] = {}
         self._bind()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -84,8 +85,14 @@ class HostMethods:
 
     # -- bulk data
 
-    async def transfer(self, peer: int, array: Any, tag: str = "") -> None:
+    async def transfer(
+        self, peer: int, array: Any, tag: str = "", scale: float = 1.0, *, owned: bool = False
+    ) -> None:
         """Send an array as a bulk flow; returns when it has arrived (or died on the way).
+
+        Each of its bytes counts as `scale` bytes, for a small array that stands for a large one.
+        `owned` promises that nobody changes the array meanwhile, which saves a copy on a real
+        engine; here one is made anyway, as both ends live in one memory.
 
         A read-only array of one repeated value (`np.broadcast_to`) stands for its size: it takes
         the time of its bytes and no memory.
@@ -93,9 +100,11 @@ class HostMethods:
         engine = self._engine
         if not 0 <= peer < len(engine.kernel.hosts):
             raise PartError(f"transfer: there is no node {peer!r}; ids are 0..{engine.size - 1}")
+        if not 0.0 < scale < math.inf:
+            raise PartError(f"transfer(scale={scale!r}): give a finite number above 0")
         # What is on the wire no longer changes.
         data = array if _stands_for_size(array) else np.array(array, copy=True)
-        await engine.flows.send(self._index, peer, data, tag)
+        await engine.flows.send(self._index, peer, data, tag, scale)
 
     async def receive(self, peer: int, tag: str = "") -> Any:
         """The next array that `peer` transferred under `tag`."""
@@ -126,11 +135,15 @@ class HostMethods:
         self, fn: Callable[..., Any], *args: Any, device: str = "", share: float = 1.0, **kw: Any
     ) -> Any:
         """Call `fn(*args)` for its value, and take the time the modelled device would."""
-        value = fn(*args, **kw)
         work = work_of(fn, args)
-        if work is not None:
-            await self._engine.devices.work(self._index, work, device, share)
-        return value
+        if work is None:
+            return fn(*args, **kw)
+        # Nobody sees the value before the time is over, so calls that wait together may be
+        # made together.
+        later = self._engine.together.add(fn, args, kw)
+        value = None if later is not None else fn(*args, **kw)
+        await self._engine.devices.work(self._index, work, device, share)
+        return value if later is None else later()
 
     # -- storage
 

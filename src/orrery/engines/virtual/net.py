@@ -109,27 +109,28 @@ class Transfers:
             queue = self._inboxes[key] = self._engine.kernel_module.Queue(self._engine.kernel)
         return queue
 
-    async def send(self, src: int, dst: int, array: Any, tag: str) -> None:
+    async def send(self, src: int, dst: int, array: Any, tag: str, scale: float) -> None:
         """Resolves when the last byte arrived; a flow to or from a dead node never does."""
         engine = self._engine
         kernel = engine.kernel
         arrived = engine.kernel_module.Event(kernel)
         if kernel.state[dst] == 0:
             await arrived.wait()
-        self.bytes += int(array.nbytes)
+        nbytes = round(array.nbytes * scale)
+        self.bytes += nbytes
         self.count += 1
         latency_ns = 0
         links: tuple[int, ...] = ()
         if src != dst and src < engine.size and dst < engine.size:
             links = tuple(engine.wiring.bulk_path(src, dst))
             latency_ns = to_ns(engine.wiring.latency(src, dst))
-        if not links or not array.nbytes:
+        if not links or not nbytes:
             arrive = partial(self._arrive, src, dst, tag, array, arrived)
             kernel.call_at(kernel.now + latency_ns, arrive)
         else:
             net = self.net
             flow = net.start(
-                kernel.now, links, float(array.nbytes), math.inf,
+                kernel.now, links, float(nbytes), math.inf,
                 (src, dst, tag, array, arrived, latency_ns),
             )  # fmt: skip
             self._open[flow] = (src, dst)

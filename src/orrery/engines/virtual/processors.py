@@ -132,11 +132,12 @@ class ChargedTransfers(Transfers):
         super().__init__(engine)
         self._cores = cores
 
-    async def send(self, src: int, dst: int, array: Any, tag: str) -> None:
+    async def send(self, src: int, dst: int, array: Any, tag: str, scale: float) -> None:
         if src != dst:
             cores = self._cores
-            await cores.until(src, cores.work(src, int(array.nbytes), cores.spec.transfer_out))
-        await super().send(src, dst, array, tag)
+            nbytes = round(array.nbytes * scale)
+            await cores.until(src, cores.work(src, nbytes, cores.spec.transfer_out))
+        await super().send(src, dst, array, tag, scale)
 
     def _arrive(self, src: int, dst: int, tag: str, array: Any, arrived: Any) -> None:
         kernel = self._engine.kernel

@@ -1,0 +1,55 @@
+"""Training: how many machines make one model, with little talk, mixed hardware and stale weights.
+
+The room's problems with their ports, the classics that answer them, and the published systems. The
+names load when they are first used.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from orrery.base.doors import door
+
+_PROBLEMS = "orrery.systems.train.problems"
+_BASELINES = "orrery.systems.train.baselines"
+_HOMES = {
+    "DataParallel": _PROBLEMS,
+    "DiLoCo": _BASELINES,
+    "FullySharded": _BASELINES,
+    "GossipSGD": _BASELINES,
+    "LocalSGD": _BASELINES,
+    "NoTalk": _BASELINES,
+    "OverlapLocalSGD": _BASELINES,
+    "SlowMo": _BASELINES,
+    "Synchronous": _BASELINES,
+    "Trainer": _PROBLEMS,
+}
+
+__all__ = [
+    "DataParallel",
+    "DiLoCo",
+    "FullySharded",
+    "GossipSGD",
+    "LocalSGD",
+    "NoTalk",
+    "OverlapLocalSGD",
+    "SlowMo",
+    "Synchronous",
+    "Trainer",
+]
+
+if TYPE_CHECKING:
+    from orrery.systems.train.baselines import (
+        DiLoCo,
+        FullySharded,
+        GossipSGD,
+        LocalSGD,
+        NoTalk,
+        OverlapLocalSGD,
+        SlowMo,
+        Synchronous,
+    )
+    from orrery.systems.train.problems import DataParallel, Trainer
+
+
+__getattr__, __dir__ = door(__name__, _HOMES)

@@ -1,0 +1,196 @@
+"""The problem `data_parallel`: many replicas of one model train on their own data.
+
+The port is `Trainer`. Each rank reads batches of its own, which depend on the data's seed, the rank
+and the step alone, so all rivals see the same samples. What counts is the loss on held-out data of
+the weights averaged over the ranks, and what it took: time, bytes, energy, money.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+
+from orrery.base.violation import Violation
+from orrery.models.learn import TASKS, LearningTask
+from orrery.parts import (
+    Count,
+    DeadlineExceeded,
+    Driver,
+    Metric,
+    Node,
+    NonNegative,
+    Outcome,
+    Positive,
+    Problem,
+    Whole,
+)
+from orrery.parts.worker import Task
+from orrery.systems.train.problems.trainer import Trainer, spread
+from orrery.world import World
+
+
+class DataParallel(Problem):
+    """Train one model with many replicas; then see how good it is, when, at which cost.
+
+    Knobs: `task`, what is learned; `steps` of each replica; `batch`, rows that a replica reads in
+    a step; `rate`, the step size of the task (0: its own); `scale`, how many times larger the
+    model is that the small one stands for in virtual time; `look_every` steps the loss is looked
+    at; `target`, the loss whose time is wanted (0: none); `data_seed`; `more`, further knobs of
+    the task by name; `own`, a task of one's own instead.
+
+    >>> DataParallel(task="quadratic", steps=5).learning().steps
+    5
+    """
+
+    task: Literal["language", "digits", "logistic", "quadratic"] = "language"
+    steps: Count = 16
+    batch: Count = 4
+    rate: NonNegative = 0.0
+    scale: Positive = 1.0
+    look_every: Whole = 0
+    target: NonNegative = 0.0
+    data_seed: Whole = 0
+    patience_s: Positive = 600.0
+    more: dict[str, float] = {}
+    own: Task = Task()
+
+    port: ClassVar[type] = Trainer
+    metrics: ClassVar[Mapping[str, Metric]] = {
+        "loss": Metric("", "lower", "held-out loss of the weights averaged over the replicas"),
+        "time_s": Metric("s", "lower", "until the last replica has trained"),
+        "step_s": Metric("s", "lower", "the time over the steps of a replica"),
+        "exposed": Metric("", "lower", "the part of the time in which a replica did not compute"),
+        "sent_B": Metric("B", "lower", "bytes that a replica sent for each of its steps"),
+        "spread": Metric("", "lower", "distance of the replicas from their mean, root mean square"),
+        "samples_per_s": Metric("1/s", "higher", "rows read by all replicas in a second"),
+        "target_s": Metric("s", "lower", "until rank 0 was first seen at the target loss"),
+        "energy_J": Metric("J", "lower", "energy of the machines"),
+        "money": Metric("USD", "lower", "what the machines cost"),
+    }
+
+    def world(self) -> World:
+        return World.lan(4)
+
+    def learning(self) -> LearningTask:
+        """The task that the knobs name."""
+        given = {"steps": self.steps, "scale": self.scale}
+        if type(self.own) is not Task:
+            return self.own.with_knobs(**given)  # type: ignore[return-value]
+        given |= {"batch": self.batch, "data_seed": self.data_seed, "look_every": self.look_every}
+        if self.rate:
+            given["rate"] = self.rate
+        return TASKS[self.task](**given, **self.more)
+
+    def host(self, part: Any, world: World) -> Mapping[str, Node]:
+        return {"node": part.with_knobs(training=self.learning(), patience_s=self.patience_s)}
+
+    async def drive(self, driver: Driver) -> None:
+        await driver.all(*(self._ended(driver, node) for node in driver.nodes))
+
+    async def _ended(self, driver: Driver, node: int) -> None:
+        """Wait until a replica has trained, or is gone."""
+        while driver.alive(node):
+            try:
+                async with driver.deadline(self.patience_s):
+                    await driver.ask(node, Trainer.ended)
+                return
+            except DeadlineExceeded:
+                continue
+
+    # -- judging
+
+    def check(self, outcome: Outcome) -> list[Violation]:
+        found = [
+            Violation(kind="rank_lost", node=node, time_s=time_s,
+                      message=f"node {node} gave up: rank {rank} was silent")
+            for time_s, node, rank in outcome.emitted("lost")
+        ]  # fmt: skip
+        if outcome.ended != "driven":
+            return found
+        ends = final(outcome)
+        missing = [n for n, up in enumerate(outcome.alive) if up and n not in ends]
+        if missing:
+            found.append(Violation(
+                kind="not_trained", node=missing[0], evidence=missing,
+                message=f"{len(missing)} live replicas did not end their training"))  # fmt: skip
+        for node, values in ends.items():
+            if not np.all(np.isfinite(values["weights"])):
+                found.append(Violation(
+                    kind="not_finite", node=node,
+                    message=f"node {node} ended with weights that are not finite; it diverged",
+                ))  # fmt: skip
+            if outcome.part.counts_steps and values["taken"] != self.steps:
+                found.append(Violation(
+                    kind="steps_lost", node=node,
+                    message=f"node {node} took {values['taken']} steps, asked were {self.steps}",
+                ))  # fmt: skip
+        kinds = {values["digest"] for values in ends.values()}
+        if outcome.part.agrees and len(kinds) > 1:
+            found.append(Violation(
+                kind="replicas_differ", evidence={n: v["digest"] for n, v in ends.items()},
+                message=f"{len(kinds)} different models among {len(ends)} replicas"))  # fmt: skip
+        return found
+
+    def measure(self, outcome: Outcome) -> dict[str, float]:
+        ends = final(outcome)
+        costs = {"energy_J": outcome.energy_J, "money": outcome.money}
+        if not ends:
+            return {"time_s": outcome.seconds, **costs}
+        vectors = [values["weights"] for values in ends.values()]
+        time_s = max(values["took_s"] for values in ends.values())
+        taken = [values["taken"] for values in ends.values()]
+        idle = [
+            1 - values["busy_s"] / values["took_s"] if values["took_s"] > 0 else 0.0
+            for values in ends.values()
+        ]
+        sent = [values["sent_B"] * self.scale / max(values["taken"], 1) for values in ends.values()]
+        learning = self.learning()
+        rows = getattr(learning, "batch", 1)
+        found = {
+            "loss": self._loss(learning, vectors),
+            "time_s": time_s,
+            "step_s": time_s / max(float(np.mean(taken)), 1.0),
+            "exposed": float(np.mean(idle)),
+            "sent_B": float(np.mean(sent)),
+            "spread": spread(vectors),
+            "samples_per_s": sum(taken) * rows / time_s if time_s > 0 else 0.0,
+            **costs,
+        }  # fmt: skip
+        reached = self._reached(outcome)
+        if reached is not None:
+            found["target_s"] = reached
+        return found
+
+    def _loss(self, learning: LearningTask, vectors: list[Any]) -> float:
+        """The loss of the mean; infinite where a replica diverged."""
+        if not all(np.all(np.isfinite(vector)) for vector in vectors):
+            return float("inf")
+        mean = np.mean(vectors, axis=0, dtype=np.float64)
+        return learning.judge(mean.astype(vectors[0].dtype))
+
+    def _reached(self, outcome: Outcome) -> float | None:
+        """When rank 0 was first seen at the target loss; None where it never was."""
+        if not self.target:
+            return None
+        times = [t for t, _, loss in outcome.emitted("loss") if loss <= self.target]
+        return min(times) if times else None
+
+    def decisions(self, outcome: Outcome) -> dict[int, str]:
+        """The mark of each replica's weights."""
+        return {node: values["digest"] for node, values in sorted(final(outcome).items())}
+
+
+def final(outcome: Any) -> dict[int, dict[str, Any]]:
+    """What each replica reported at its end, in a run or its outcome."""
+    return {r.node: r.values for r in outcome.records if "digest" in r.values}
+
+
+def curve(outcome: Any) -> list[tuple[float, int, float]]:
+    """(time, step, loss) of rank 0 whenever it was looked at."""
+    return [
+        (r.time_s, r.values["step"], r.values["loss"])
+        for r in outcome.records
+        if "step" in r.values and "loss" in r.values
+    ]
