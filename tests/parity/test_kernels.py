@@ -103,6 +103,7 @@ class Chaos(Node):
 
 WORLDS = {
     "lan": World.lan(5),
+    "tails": World.lan(5, latency_s=0.01, latency_sigma=1.0),
     "lossy": World.lan(6, drop=0.2, jitter=0.8),
     "unordered": World.lan(5, jitter=1.0).with_(**{"network.fifo": False}),
     "narrow": World.lan(4, bandwidth_Bps=50_000.0),

@@ -121,6 +121,8 @@ class Network(Spec, frozen=True, kw_only=True, forbid_unknown_fields=True):
                    chosen: the next delivery is picked by the seed, a script or an explorer
     latency_s      one way; end to end on a lan, inside a site on a wan, one cable elsewhere
     jitter         added to it: uniform in [0, jitter * latency]
+    latency_sigma  it is multiplied by a log-normal number of median 1 and this sigma, for each
+                   message and transfer: the long tails of the internet. Messages may overtake
     bandwidth_Bps  of a NIC (where the machine names none) and of a cable (where the topology
                    names none)
     drop           the chance that a message is lost;  duplicate: that it comes twice
@@ -133,6 +135,7 @@ class Network(Spec, frozen=True, kw_only=True, forbid_unknown_fields=True):
     model: Model = "messages"
     latency_s: Latency = 0.0005
     jitter: NonNegative = 0.1
+    latency_sigma: NonNegative = 0.0
     bandwidth_Bps: Positive = 1.25e9
     drop: Fraction = 0.0
     duplicate: Fraction = 0.0

@@ -34,6 +34,8 @@ from orrery.world.wiring import Wiring, wire
 MOST_NODES = 10_000_000
 # Notes for people: they say where a figure comes from and do not change what happens.
 NOT_HASHED = frozenset({"source", "title"})
+# Fields that came after worlds had been judged in: at these values a world is what it was.
+LATER: dict[str, Any] = {"latency_sigma": 0.0}
 
 
 class Group(Spec, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -373,7 +375,11 @@ class World(Makers, frozen=True, kw_only=True, forbid_unknown_fields=True, dict=
 
 def _bare(data: Any) -> Any:
     if isinstance(data, dict):
-        return {key: _bare(value) for key, value in data.items() if key not in NOT_HASHED}
+        return {
+            key: _bare(value)
+            for key, value in data.items()
+            if key not in NOT_HASHED and LATER.get(key, data) != value
+        }
     return [_bare(each) for each in data] if isinstance(data, list) else data
 
 

@@ -176,11 +176,13 @@ class Shim:
             round_ns = to_ns(net.round_s)
             return [(now_ns // round_ns + 1) * round_ns - 1]
         latency_ns = self._latency_ns(src, dst)
-        jitter_ns = int(latency_ns * net.jitter)
         rng = self._rngs.get(src)
         if rng is None:
             purpose = f"net#{self._again}" if self._again else "net"
             rng = self._rngs[src] = Stream(self._spec.seed, src, purpose)
+        if net.latency_sigma:
+            latency_ns = int(latency_ns * rng.lognormvariate(0.0, net.latency_sigma))
+        jitter_ns = int(latency_ns * net.jitter)
         word = rng.word() if jitter_ns or self._drop32 else 0
         if self._drop32 and (word >> 32) < self._drop32 and not outside:
             return []

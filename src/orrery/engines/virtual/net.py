@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from orrery.base.codec import encode
 from orrery.base.errors import Refused
+from orrery.base.rand import Stream
 from orrery.base.units import FOREVER_NS, to_ns
 from orrery.engines.virtual.flows import FlowNet
 
@@ -101,6 +102,12 @@ class Transfers:
         self._open: dict[int, tuple[int, int]] = {}  # flow -> (source, destination)
         self.bytes = 0
         self.count = 0
+        self._sigma = engine.world.network.latency_sigma
+        self._tails = Stream(engine.seed, "transfers", "tail")
+
+    def _tail(self) -> float:
+        """By which factor the latency of the next transfer differs."""
+        return self._tails.lognormvariate(0.0, self._sigma) if self._sigma else 1.0
 
     def inbox(self, node: int, peer: int, tag: str) -> Any:
         key = (node, peer, tag)
@@ -123,7 +130,7 @@ class Transfers:
         links: tuple[int, ...] = ()
         if src != dst and src < engine.size and dst < engine.size:
             links = tuple(engine.wiring.bulk_path(src, dst))
-            latency_ns = to_ns(engine.wiring.latency(src, dst))
+            latency_ns = to_ns(engine.wiring.latency(src, dst) * self._tail())
         if not links or not nbytes:
             arrive = partial(self._arrive, src, dst, tag, array, arrived)
             kernel.call_at(kernel.now + latency_ns, arrive)

@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from orrery.base.codec import size_of
+from orrery.base.rand import Stream
 from orrery.base.units import to_ns
 from orrery.engines.virtual.net import DROP_ONE, ns_per_byte
 from orrery.engines.virtual.tally import Chance, Effect
@@ -196,10 +197,23 @@ class Traffic:
         self._liars: dict[int, list[tuple[Effect, list[byzantine.Strategy]]]] = {}
         self._special: dict[int, int] = {}
         self._drops: list[float] = []
+        self._sigma = engine.world.network.latency_sigma
+        self._tails = Stream(engine.seed, "messages", "tail")
         self._cuts: list[npt.NDArray[np.int32]] = []
 
     def install(self) -> None:
         self._engine.kernel.hook = self.hook
+        if self._sigma:
+            self._watch(range(self._engine.size), 1)
+
+    def _tail_ns(self, src: int, dst: int) -> int:
+        """By how much the latency of the next message differs from the usual one."""
+        if not self._sigma:
+            return 0
+        factor = self._tails.lognormvariate(0.0, self._sigma)
+        return to_ns(self._engine.wiring.latency(src, dst) * abs(factor - 1)) * (
+            1 if factor > 1 else -1
+        )
 
     # -- what is on
 
@@ -273,7 +287,7 @@ class Traffic:
         size = self._engine.size
         if src == dst or src >= size or dst >= size:
             return None
-        copies: list[Copy] = [(0, dst, args)]
+        copies: list[Copy] = [(self._tail_ns(src, dst), dst, args)]
         if src in self._liars:
             copies = self._lie(src, src, slot, copies, is_reply, False)
         for one in self._filters(src, dst):
