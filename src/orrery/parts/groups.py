@@ -234,6 +234,8 @@ class Group(Calls):
                 f"{kind}(tag={tag!r}): {self.cut_off[tag]} was cut off under this tag, so the "
                 "ranks are out of step; go on under another tag, or in a group of another name"
             )
+        if self.size > worker.widest:
+            worker.widest = self.size
         worker.tap("before", kind, tag, _shown(data))
         line = Line(self, kind, f"c{tag}")
         self.busy[tag] = kind

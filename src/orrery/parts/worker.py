@@ -70,7 +70,8 @@ class Worker(Calls, Node):
     `on_lost = "raise"` the collective raises `RankLost`, and with "stop" the rank emits
     `lost=rank` and halts for good. Either way no rank goes on with a wrong value.
 
-    `sent_B` counts the bytes that this rank has sent in its present life.
+    `sent_B` counts the bytes that this rank has sent in its present life, and `widest` the ranks of
+    the largest group in which it called a collective.
     """
 
     collective: Collective = Ring()
@@ -78,7 +79,8 @@ class Worker(Calls, Node):
     on_lost: Literal["raise", "stop"] = "raise"
     training: Task = Task()
 
-    sent_B = 0  # no knob; a rank has its own from its first byte on
+    sent_B = 0  # no knobs; a rank has its own from its first byte on
+    widest = 0
 
     # -- who and where
 

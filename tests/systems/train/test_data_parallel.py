@@ -7,6 +7,7 @@ import pytest
 
 from orrery import World, run
 from orrery.base.errors import KnobError, PartError
+from orrery.base.rand import Stream
 from orrery.models.learn import Language, Quadratic, make
 from orrery.systems.train import (
     DataParallel,
@@ -38,7 +39,7 @@ def trained(part, ranks=4, world=None, **knobs):
 
 def alone(task, ranks, steps, optimiser="adamw"):
     """One machine that reads the batches of all ranks at once."""
-    shares = [task.share(rank, ranks, None) for rank in range(ranks)]
+    shares = [task.share(rank, ranks, Stream(1, rank, "node")) for rank in range(ranks)]
     weights, inner = task.start_weights(), make(optimiser, task.rate)
     for _ in range(steps):
         slope = np.mean([share.grad(weights) for share in shares], axis=0)

@@ -132,17 +132,24 @@ class Transfers:
             links = tuple(engine.wiring.bulk_path(src, dst))
             latency_ns = to_ns(engine.wiring.latency(src, dst) * self._tail())
         if not links or not nbytes:
-            arrive = partial(self._arrive, src, dst, tag, array, arrived)
+            arrive = partial(self._arrive, src, dst, tag, array, arrived, nbytes)
             kernel.call_at(kernel.now + latency_ns, arrive)
         else:
             net = self.net
             flow = net.start(
-                kernel.now, links, float(nbytes), math.inf,
-                (src, dst, tag, array, arrived, latency_ns),
+                kernel.now, links, float(nbytes), self._window_Bps(latency_ns),
+                (src, dst, tag, array, arrived, nbytes, latency_ns),
             )  # fmt: skip
             self._open[flow] = (src, dst)
             self._settle_soon()
         await arrived.wait()
+
+    def _window_Bps(self, latency_ns: int) -> float:
+        """The most that one connection carries: a window in each round trip."""
+        window_B = self._engine.world.network.window_B
+        if window_B is None or not latency_ns:
+            return math.inf
+        return window_B / (2e-9 * latency_ns)
 
     @property
     def net(self) -> FlowNet:
@@ -179,7 +186,7 @@ class Transfers:
             kernel.call_at(kernel.now + latency_ns, partial(self._arrive, *what))
         self._settle_soon()
 
-    def _arrive(self, src: int, dst: int, tag: str, array: Any, arrived: Any) -> None:
+    def _arrive(self, src: int, dst: int, tag: str, array: Any, arrived: Any, nbytes: int) -> None:
         if self._engine.kernel.state[dst]:
             self.inbox(dst, src, tag).put(array)
             arrived.set()

@@ -139,13 +139,13 @@ class ChargedTransfers(Transfers):
             await cores.until(src, cores.work(src, nbytes, cores.spec.transfer_out))
         await super().send(src, dst, array, tag, scale)
 
-    def _arrive(self, src: int, dst: int, tag: str, array: Any, arrived: Any) -> None:
+    def _arrive(self, src: int, dst: int, tag: str, array: Any, arrived: Any, nbytes: int) -> None:
         kernel = self._engine.kernel
         if src == dst:
-            super()._arrive(src, dst, tag, array, arrived)
+            super()._arrive(src, dst, tag, array, arrived, nbytes)
         elif kernel.state[dst]:
             cores = self._cores
-            end_ns = cores.take(dst, int(array.nbytes), cores.spec.transfer_in)
+            end_ns = cores.take(dst, nbytes, cores.spec.transfer_in)
             kernel.call_at(end_ns, partial(self._taken, src, dst, tag, array, arrived))
 
     def _taken(self, src: int, dst: int, tag: str, array: Any, arrived: Any) -> None:

@@ -1,9 +1,9 @@
 """What replicas learn: tasks with real data, real gradients and a loss that can be judged.
 
-The batch of a rank in a step depends on the data's seed, the rank and the step alone. Every way to
-train therefore sees the same samples in the same order, and a difference in the loss is not one of
-luck. All tasks work on a flat vector of weights; `scale` says how many times larger the model is
-that the small one stands for in virtual time.
+The batch of a rank in a step depends on the seeds of the data and of the run, the rank and the step
+alone. Every way to train therefore sees the same samples in the same order, and a difference in the
+loss is not one of luck. All tasks work on a flat vector of weights; `scale` says how many times
+larger the model is that the small one stands for in virtual time.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ class LearningTask(Task):
     """A task whose loss can be judged by whoever has weights.
 
     Knobs: `data_seed`; `batch`, rows that a rank reads in a step; `look_every` steps a trainer
-    tells its loss (0: never); and those of `Task`.
+    tells its loss (0: never); `jitter`, the sigma of the log-normal number by which the time of
+    each gradient is multiplied in virtual time; and those of `Task`.
 
     A subclass writes `start_weights`, `share`, and `judge(weights)`, the loss on held-out data.
     """
@@ -34,6 +35,7 @@ class LearningTask(Task):
     data_seed: Whole = 0
     batch: Count = 4
     look_every: Whole = 0
+    jitter: NonNegative = 0.0
 
     def judge(self, weights: Array) -> float:
         """The loss of these weights on data that nobody trains on."""
@@ -47,18 +49,20 @@ class LearningTask(Task):
         """The least loss that any weights can have, where it is known; else nan."""
         return float("nan")
 
-    def draw(self, rank: int, step: int, purpose: str = "batch") -> np.random.Generator:
-        """The generator of a rank's batch in a step."""
-        return Stream(self.data_seed, rank, f"{purpose} {step}").numpy()
-
 
 class _Share:
     """A rank's share that counts its steps: the n-th gradient reads the n-th batch."""
 
-    def __init__(self, task: Any, rank: int) -> None:
+    def __init__(self, task: Any, rank: int, rng: Any) -> None:
         self.task = self.alike = task
         self.rank = rank
         self.taken = 0
+        # The key of the node's stream, and not its next word, which depends on what was drawn.
+        self.seed = task.data_seed + (rng.key if rng is not None else 0)
+
+    def draw(self, step: int, purpose: str = "batch") -> np.random.Generator:
+        """The generator of this rank's batch in a step."""
+        return Stream(self.seed, self.rank, f"{purpose} {step}").numpy()
 
     def next_step(self) -> int:
         """The number of the batch that the next gradient reads."""
@@ -100,7 +104,7 @@ class Quadratic(LearningTask):
         return self.spread * rng.standard_normal(self.numbers)
 
     def share(self, rank: int, size: int, rng: Any) -> Bowl:
-        return Bowl(self, rank, np.mean([self.centre(r) for r in range(size)], axis=0))
+        return Bowl(self, rank, rng, size)
 
     def judge(self, weights: Array) -> float:
         """How much higher than the lowest point of a single rank's bowl."""
@@ -110,18 +114,22 @@ class Quadratic(LearningTask):
 class Bowl(_Share):
     """The bowl of a rank; `middle` is the lowest point of all bowls together."""
 
-    def __init__(self, task: Quadratic, rank: int, middle: Array) -> None:
-        super().__init__(task, rank)
-        self.middle = middle
+    def __init__(self, task: Quadratic, rank: int, rng: Any, size: int) -> None:
+        super().__init__(task, rank, rng)
+        self.size = size
         self.centre = task.centre(rank)
         self.curvature = task.curvature()
+
+    @property
+    def middle(self) -> Array:
+        return np.mean([self.task.centre(rank) for rank in range(self.size)], axis=0)
 
     @cost(flops=lambda self, weights: 4 * weights.size * self.task.scale)
     def grad(self, weights: Array) -> Array:
         step = self.next_step()
         found: Array = self.curvature * (weights - self.centre)
         if self.task.noise:
-            rng = self.task.draw(self.rank, step, "noise")
+            rng = self.draw(step, "noise")
             found = found + self.task.noise * rng.standard_normal(weights.size)
         return found
 
@@ -162,7 +170,7 @@ class Logistic(LearningTask):
         return x, y
 
     def share(self, rank: int, size: int, rng: Any) -> Points:
-        return Points(self, rank)
+        return Points(self, rank, rng)
 
     def judge(self, weights: Array) -> float:
         return logistic_loss(*self.points(-1), weights, self.decay)
@@ -190,13 +198,13 @@ def logistic_loss(x: Array, y: Array, weights: Array, decay: float) -> float:
 class Points(_Share):
     """A rank's points; each step reads a few of them."""
 
-    def __init__(self, task: Logistic, rank: int) -> None:
-        super().__init__(task, rank)
+    def __init__(self, task: Logistic, rank: int, rng: Any) -> None:
+        super().__init__(task, rank, rng)
         self.x, self.y = task.points(rank)
 
     @cost(flops=lambda self, weights: 6 * weights.size * self.task.batch * self.task.scale)
     def grad(self, weights: Array) -> Array:
-        rng = self.task.draw(self.rank, self.next_step())
+        rng = self.draw(self.next_step())
         rows = rng.integers(0, len(self.y), min(self.task.batch, len(self.y)))
         return self.slope(weights, rows)
 
@@ -242,7 +250,7 @@ class Digits(LearningTask):
         if self.skew:
             own = rows[y % size == rank % min(size, 10)] if size <= 10 else rows[y == rank % 10]
             rows = np.concatenate([own, rows[: int(len(own) * (1 - self.skew) / self.skew)]])
-        return Pictures(self, rank, x[rows], y[rows])
+        return Pictures(self, rank, rng, x[rows], y[rows])
 
     def judge(self, weights: Array) -> float:
         _, _, x, y = digits()
@@ -252,13 +260,13 @@ class Digits(LearningTask):
 class Pictures(_Share):
     """A rank's pictures."""
 
-    def __init__(self, task: Digits, rank: int, x: Array, y: Array) -> None:
-        super().__init__(task, rank)
+    def __init__(self, task: Digits, rank: int, rng: Any, x: Array, y: Array) -> None:
+        super().__init__(task, rank, rng)
         self.x, self.y = x, y
 
     def batch(self) -> tuple[Array, Array]:
         """The pictures of the next step."""
-        rng = self.task.draw(self.rank, self.next_step())
+        rng = self.draw(self.next_step())
         rows = rng.integers(0, len(self.y), self.task.batch)
         return self.x[rows], self.y[rows]
 
@@ -383,7 +391,7 @@ class Language(LearningTask):
         return rest[: rows * row].reshape(rows, row)
 
     def share(self, rank: int, size: int, rng: Any) -> Passages:
-        return Passages(self, rank)
+        return Passages(self, rank, rng)
 
     def judge(self, weights: Array) -> float:
         return float(language.losses(self.shape(), weights[None], self.held_out()[None])[0])
@@ -392,14 +400,14 @@ class Language(LearningTask):
 class Passages(_Share):
     """Where a rank reads: passages of the common text, drawn anew in each step."""
 
-    def __init__(self, task: Language, rank: int) -> None:
-        super().__init__(task, rank)
+    def __init__(self, task: Language, rank: int, rng: Any) -> None:
+        super().__init__(task, rank, rng)
         self.text = task.text()
         self.last_loss = float("nan")
 
     def rows(self, step: int) -> Array:
         """The passages of a step."""
-        rng = self.task.draw(self.rank, step)
+        rng = self.draw(step)
         begin = rng.integers(0, len(self.text) - self.task.context - 1, self.task.batch)
         return self.text[begin[:, None] + np.arange(self.task.context + 1)]
 

@@ -18,6 +18,7 @@ _HOMES = {
     "FullySharded": _BASELINES,
     "GossipSGD": _BASELINES,
     "LocalSGD": _BASELINES,
+    "NoLoCo": "orrery.systems.train.noloco",
     "NoTalk": _BASELINES,
     "OverlapLocalSGD": _BASELINES,
     "SlowMo": _BASELINES,
@@ -31,6 +32,7 @@ __all__ = [
     "FullySharded",
     "GossipSGD",
     "LocalSGD",
+    "NoLoCo",
     "NoTalk",
     "OverlapLocalSGD",
     "SlowMo",
@@ -49,6 +51,7 @@ if TYPE_CHECKING:
         SlowMo,
         Synchronous,
     )
+    from orrery.systems.train.noloco import NoLoCo
     from orrery.systems.train.problems import DataParallel, Trainer
 
 

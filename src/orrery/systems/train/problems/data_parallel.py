@@ -1,8 +1,9 @@
 """The problem `data_parallel`: many replicas of one model train on their own data.
 
-The port is `Trainer`. Each rank reads batches of its own, which depend on the data's seed, the rank
-and the step alone, so all rivals see the same samples. What counts is the loss on held-out data of
-the weights averaged over the ranks, and what it took: time, bytes, energy, money.
+The port is `Trainer`. Each rank reads batches of its own, which depend on the seeds of the data and
+of the run, the rank and the step alone, so all rivals see the same samples. What counts is the loss
+on held-out data of the weights averaged over the ranks, and what it took: time, bytes, energy,
+money.
 """
 
 from __future__ import annotations
@@ -36,9 +37,10 @@ class DataParallel(Problem):
 
     Knobs: `task`, what is learned; `steps` of each replica; `batch`, rows that a replica reads in
     a step; `rate`, the step size of the task (0: its own); `scale`, how many times larger the
-    model is that the small one stands for in virtual time; `look_every` steps the loss is looked
-    at; `target`, the loss whose time is wanted (0: none); `data_seed`; `more`, further knobs of
-    the task by name; `own`, a task of one's own instead.
+    model is that the small one stands for in virtual time; `jitter`, the sigma by which the time
+    of a step varies (log-normal); `look_every` steps the loss is looked at; `target`, the loss
+    whose time is wanted (0: none); `data_seed`; `more`, further knobs of the task by name; `own`,
+    a task of one's own instead.
 
     >>> DataParallel(task="quadratic", steps=5).learning().steps
     5
@@ -49,11 +51,12 @@ class DataParallel(Problem):
     batch: Count = 4
     rate: NonNegative = 0.0
     scale: Positive = 1.0
+    jitter: NonNegative = 0.0
     look_every: Whole = 0
     target: NonNegative = 0.0
     data_seed: Whole = 0
     patience_s: Positive = 600.0
-    more: dict[str, float] = {}
+    more: dict[str, int | float | str] = {}
     own: Task = Task()
 
     port: ClassVar[type] = Trainer
@@ -62,9 +65,16 @@ class DataParallel(Problem):
         "time_s": Metric("s", "lower", "until the last replica has trained"),
         "step_s": Metric("s", "lower", "the time over the steps of a replica"),
         "exposed": Metric("", "lower", "the part of the time in which a replica did not compute"),
+        "waited_s": Metric(
+            "s", "lower", "seconds a replica did not compute, for each of its steps"
+        ),
+        "widest": Metric("", "lower", "ranks of the largest group that a collective ran in"),
         "sent_B": Metric("B", "lower", "bytes that a replica sent for each of its steps"),
         "spread": Metric("", "lower", "distance of the replicas from their mean, root mean square"),
         "samples_per_s": Metric("1/s", "higher", "rows read by all replicas in a second"),
+        "target_rate": Metric(
+            "", "higher", "one over the steps that rank 0 took to the target loss"
+        ),
         "target_s": Metric("s", "lower", "until rank 0 was first seen at the target loss"),
         "energy_J": Metric("J", "lower", "energy of the machines"),
         "money": Metric("USD", "lower", "what the machines cost"),
@@ -78,7 +88,10 @@ class DataParallel(Problem):
         given = {"steps": self.steps, "scale": self.scale}
         if type(self.own) is not Task:
             return self.own.with_knobs(**given)  # type: ignore[return-value]
-        given |= {"batch": self.batch, "data_seed": self.data_seed, "look_every": self.look_every}
+        given |= {
+            "batch": self.batch, "data_seed": self.data_seed, "look_every": self.look_every,
+            "jitter": self.jitter,
+        }  # fmt: skip
         if self.rate:
             given["rate"] = self.rate
         return TASKS[self.task](**given, **self.more)
@@ -121,7 +134,9 @@ class DataParallel(Problem):
                     kind="not_finite", node=node,
                     message=f"node {node} ended with weights that are not finite; it diverged",
                 ))  # fmt: skip
-            if outcome.part.counts_steps and values["taken"] != self.steps:
+            # A replica that died and came back cannot have taken all steps in its present life.
+            whole = outcome.part.counts_steps and values["lives"] == 1
+            if whole and values["taken"] != self.steps:
                 found.append(Violation(
                     kind="steps_lost", node=node,
                     message=f"node {node} took {values['taken']} steps, asked were {self.steps}",
@@ -153,6 +168,11 @@ class DataParallel(Problem):
             "time_s": time_s,
             "step_s": time_s / max(float(np.mean(taken)), 1.0),
             "exposed": float(np.mean(idle)),
+            "waited_s": float(np.mean([
+                (values["took_s"] - values["busy_s"]) / max(values["taken"], 1)
+                for values in ends.values()
+            ])),
+            "widest": float(max(values["widest"] for values in ends.values())),
             "sent_B": float(np.mean(sent)),
             "spread": spread(vectors),
             "samples_per_s": sum(taken) * rows / time_s if time_s > 0 else 0.0,
@@ -160,7 +180,8 @@ class DataParallel(Problem):
         }  # fmt: skip
         reached = self._reached(outcome)
         if reached is not None:
-            found["target_s"] = reached
+            found["target_s"], step = reached
+            found["target_rate"] = 1.0 / max(step, 1)
         return found
 
     def _loss(self, learning: LearningTask, vectors: list[Any]) -> float:
@@ -170,12 +191,13 @@ class DataParallel(Problem):
         mean = np.mean(vectors, axis=0, dtype=np.float64)
         return learning.judge(mean.astype(vectors[0].dtype))
 
-    def _reached(self, outcome: Outcome) -> float | None:
-        """When rank 0 was first seen at the target loss; None where it never was."""
+    def _reached(self, outcome: Outcome) -> tuple[float, int] | None:
+        """When rank 0 was first seen at the target loss, and at which step; None if never."""
         if not self.target:
             return None
-        times = [t for t, _, loss in outcome.emitted("loss") if loss <= self.target]
-        return min(times) if times else None
+        return next(
+            ((time_s, step) for time_s, step, loss in curve(outcome) if loss <= self.target), None
+        )
 
     def decisions(self, outcome: Outcome) -> dict[int, str]:
         """The mark of each replica's weights."""

@@ -68,6 +68,7 @@ class Trainer(Worker):
         self.emit(
             rank=self.rank, weights=self.weights, digest=digest(self.weights), taken=self.taken,
             took_s=self.now - began_s, busy_s=self.busy_s, sent_B=self.sent_B,
+            lives=self.incarnation + 1, widest=self.widest,
         )  # fmt: skip
         self.over.set()
 
@@ -92,7 +93,14 @@ class Trainer(Worker):
         """The gradient of the next batch at `self.weights`; takes the time of a step."""
         self._look()
         began_s = self.now
-        found: Array = await self.compute(self.task.grad, self.weights)
+        sigma = getattr(self.training, "jitter", 0.0)
+        if sigma:
+            work = work_of(self.task.grad, (self.weights,))
+            found = np.asarray(self.task.grad(self.weights))
+            factor = self.rng.lognormvariate(0.0, sigma)
+            await self.compute(spend, factor * (work.flops if work else 0.0))
+        else:
+            found = await self.compute(self.task.grad, self.weights)
         self._count(began_s)
         return found
 
