@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from orrery.cli.asking import check_number
-from orrery.cli.common import OK, VIOLATED, Json, answer, leave, new_app, say
+from orrery.cli.common import INCONCLUSIVE, OK, VIOLATED, Json, answer, leave, new_app, say
 from orrery.cli.table import print_table
 
 app = new_app(no_args_is_help=True, help="Lay models beside what was measured.")
@@ -88,6 +88,60 @@ def engine(
     ]  # fmt: skip
     answer(found, as_json, lambda: _show_engine(found))
     leave(VIOLATED if missed else OK)
+
+
+@app.command("training")
+def training(
+    points: Annotated[
+        Path, typer.Option("--points", help="A folder of published Megatron points.")
+    ],
+    as_json: Json = False,
+) -> None:
+    """Lay the model of training beside published steps: time and memory of each.
+
+    Errors are fractions. Exit code 1 if the mean error of time or of memory is more than 6 %, 2 if
+    no point has a published figure.
+
+    \b
+    Example:
+      orrery validate training --points training/calculon_validation
+    """
+    from orrery.lab.validate_training import misses as missed_means
+    from orrery.lab.validate_training import validate_training
+
+    found = validate_training(points, None if as_json else lambda name: say(f"running {name}"))
+    missed = missed_means(found)
+    answer(found, as_json, lambda: _show_training(found, missed))
+    if not found["times"] and not found["memories"]:
+        leave(INCONCLUSIVE)
+    leave(VIOLATED if missed else OK)
+
+
+def _show_training(found: dict[str, Any], missed: list[str]) -> None:
+    gib = 1 << 30
+    rows = [
+        (row["name"], f"{row['predicted_s']:.2f} s", _cell(row["published_s"], "{:.2f} s"),
+         _cell(row["err"], "{:+.1%}"), f"{row['predicted_bytes'] / gib:.2f} GiB",
+         _cell(row["published_bytes"] and row["published_bytes"] / gib, "{:.2f} GiB"),
+         _cell(row["memory_err"], "{:+.1%}"), row["counts"])
+        for row in found["rows"]
+    ]  # fmt: skip
+    names = ("point", "modelled", "published", "off", "memory", "published", "off", "of")
+    print_table(names, rows)
+    say(f"mean error of {found['times']} times {_cell(found['mean_err'], '{:.2%}')}, at most "
+        f"{_cell(found['max_err'], '{:.2%}')}; of {found['memories']} memories "
+        f"{_cell(found['memory_mean_err'], '{:.2%}')}, at most "
+        f"{_cell(found['memory_max_err'], '{:.2%}')}")  # fmt: skip
+    if not found["times"] and not found["memories"]:
+        say("no point has a published figure; add published_s or published_bytes to its file")
+    elif missed:
+        say(f"beyond {found['bar']:.0%}: {', '.join(missed)}")
+    else:
+        say(f"within {found['bar']:.0%} on average")
+
+
+def _cell(value: float | None, form: str) -> str:
+    return "–" if value is None else form.format(value)
 
 
 def _show_engine(found: dict[str, Any]) -> None:
