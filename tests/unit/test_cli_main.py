@@ -87,11 +87,6 @@ def test_an_unknown_command_is_a_usage_error(word, near):
     assert f'did you mean "{near}' in refused(word)
 
 
-@pytest.mark.parametrize("name", ["page"])
-def test_commands_that_are_not_there_yet_are_unknown(name):
-    assert "no command" in refused(name)
-
-
 def test_unknown_options_are_usage_errors():
     refused("--nope")
     refused("list", "--nope")

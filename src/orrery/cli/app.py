@@ -60,6 +60,7 @@ SECTIONS: dict[str, dict[str, str]] = {
         "worlds": "List the named worlds, or print one as TOML.",
         "faults": "List the kinds of faults, or the fields of one.",
         "feed": "Read saved paper feeds: repeats, systems, and the state of their claims.",
+        "page": "Serve the local web page: catalogue, ledger, runs, timelines, a playground.",
     },
     "Run and compare": {
         "run": "Run one system on its problem in a world.",

@@ -221,12 +221,12 @@ def _tap_work(engine: Any) -> list[Span]:
             told = {"flops": work.flops, "bytes": work.bytes}
             found.append(Span("compute", name, start, kernel.now, index, values=told))
 
-    async def noted_send(src: int, dst: int, array: Any, tag: str) -> None:
+    async def noted_send(src: int, dst: int, array: Any, tag: str, scale: float) -> None:
         start = kernel.now
         try:
-            await send(src, dst, array, tag)
+            await send(src, dst, array, tag, scale)
         finally:
-            size_B = int(array.nbytes)
+            size_B = round(array.nbytes * scale)
             found.append(Span("transfer", tag or "transfer", start, kernel.now, src, dst, size_B))
 
     devices.work, flows.send = noted_compute, noted_send
