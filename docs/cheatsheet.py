@@ -2,20 +2,33 @@
 
 from __future__ import annotations
 
+import html
 import inspect
+import sys
+from collections.abc import Sequence
 from typing import Any
 
-from docs.pieces import Page, inline, knob_table, table
+from docs.docstring import told_by
+from docs.pieces import Page, heading, inline, knob_table, table
 
 TIMES = ("at_s", "until_s")  # every fault has them
 
 
-def cheat_sheet() -> Page:
+def cheat_sheet(entries: Sequence[Any], problems: Sequence[Any]) -> Page:
     """Parts, problems, worlds and faults on one page, from signatures and docstrings."""
     body = "<h1>Cheat sheet</h1><p>Generated from the code.</p>"
-    return Page(
-        "cheatsheet.html", "Cheat sheet", body + _names() + _node() + _problems() + _places()
-    )
+    parts = [body, _names(), _node(), _chooser(problems), _problems(entries, problems), _places()]
+    return Page("cheatsheet.html", "Cheat sheet", "".join(parts))
+
+
+def _chooser(problems: Sequence[Any]) -> str:
+    """The problems as links, by room: which question is yours?"""
+    rooms: dict[str, list[str]] = {}
+    for one in problems:
+        link = f'<a href="#{one.id}" title="{html.escape(one.title)}"><code>{one.id}</code></a>'
+        rooms.setdefault(one.room, []).append(link)
+    rows = [(room, ", ".join(links)) for room, links in rooms.items()]
+    return heading("Which question is yours?") + table(("room", "problems"), rows)
 
 
 def _first_line(thing: Any) -> str:
@@ -30,7 +43,9 @@ def _names() -> str:
         for name in orrery.__all__
         if not name.startswith("_")
     ]
-    return "<h2>Names</h2><p><code>from orrery import …</code></p>" + table(("name", "is"), rows)
+    return (
+        heading("Names") + "<p><code>from orrery import …</code></p>" + table(("name", "is"), rows)
+    )
 
 
 def _node() -> str:
@@ -51,30 +66,37 @@ def _node() -> str:
         "arena(name, size)": "memory shared on one machine",
     }
     rows = [(f"<code>{name}</code>", text) for name, text in said.items()]
-    return "<h2>What a node has</h2>" + table(("<code>self.</code>…", ""), rows)
+    return heading("What a node has") + table(("<code>self.</code>…", ""), rows)
 
 
-def _problems() -> str:
-    from orrery.lab.discover import load, of_problem, questions
+def _problems(entries: Sequence[Any], problems: Sequence[Any]) -> str:
     from orrery.lab.questions import problem_class
 
-    parts = ["<h2>Problems</h2>"]
-    for one in questions():
-        cls = problem_class(one.id)
-        answers = ", ".join(f'<a href="systems/{e.id}.html">{e.id}</a>' for e in of_problem(one.id))
-        answers = answers or "none yet"
+    parts = [heading("Problems")]
+    for one in problems:
+        try:
+            cls = problem_class(one.id)
+        except Exception as failure:  # one problem that is being written must not stop the others
+            print(f"docs: problem {one.id} does not load: {failure}", file=sys.stderr)
+            continue
+        own = [entry for entry in entries if entry.problem == one.id and entry.built]
+        answers = ", ".join(
+            f'<a href="systems/{e.id}.html" title="{html.escape(e.stem.job)}">{e.id}</a>'
+            for e in own
+        )
         metrics = [
             (f"<code>{name}</code>", m.unit, m.better, inline(m.says))
             for name, m in cls.metrics.items()
         ]
         parts += [
-            f"<h3><code>{one.id}</code></h3><p>{inline(one.title)}</p>",
-            f"<p>A part inherits from <code>{cls.port.__name__}</code>. Systems: {answers}.</p>",
-            knob_table(cls),
+            heading(f"<code>{one.id}</code>", 3, id=one.id), f"<p>{inline(one.title)}</p>",
+            f"<p>A part inherits from <code>{cls.port.__name__}</code>. "
+            f"Systems: {answers or 'none yet'}.</p>",
+            "<details><summary>Knobs and metrics</summary>",
+            knob_table(cls, told_by(cls).knobs),
             table(("metric", "unit", "better", "is"), metrics),
-        ]
-        for entry in of_problem(one.id):
-            parts.append(f"<p><code>{entry.id}</code>: {_first_line(load(entry.id))}</p>")
+            "</details>",
+        ]  # fmt: skip
     return "".join(parts)
 
 
@@ -89,7 +111,7 @@ def _places() -> str:
         for name, kind in FAULTS.items()
     ]  # fmt: skip
     return (
-        "<h2>Named worlds</h2>" + table(("<code>--world</code>", "is"), named)
-        + "<h2>Faults</h2><p>All have <code>at_s</code> and <code>until_s</code>.</p>"
+        heading("Named worlds") + table(("<code>--world</code>", "is"), named)
+        + heading("Faults") + "<p>All have <code>at_s</code> and <code>until_s</code>.</p>"
         + table(("kind", "also has", "is"), faults)
     )  # fmt: skip

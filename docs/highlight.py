@@ -22,8 +22,8 @@ def colour_page(page: str) -> str:
 
 def _colour_block(match: re.Match[str]) -> str:
     language, body = match.group(1) or "", html.unescape(match.group(2))
-    painters = {"python": colour_python, "console": colour_console, "toml": colour_toml}
-    painted = painters.get(language, html.escape)(body)
+    language = {"py": "python", "sh": "console"}.get(language, language)
+    painted = PAINTERS.get(language, html.escape)(body)
     return f'<pre class="{html.escape(language or "plain")}"><code>{painted}</code></pre>'
 
 
@@ -89,11 +89,40 @@ def colour_console(text: str) -> str:
     return "\n".join(lines)
 
 
-def colour_toml(text: str) -> str:
-    """Tables and comments stand out."""
+def colour_session(text: str) -> str:
+    """A session of the interpreter: what was typed is coloured, what was printed is not."""
     lines = []
     for line in text.split("\n"):
-        kind = "k" if line.startswith("[") else "c" if line.startswith("#") else ""
-        safe = html.escape(line)
-        lines.append(f'<i class="{kind}">{safe}</i>' if kind else safe)
+        mark, typed = line[:4], line[4:]
+        if mark.strip() in (">>>", "..."):
+            painted = colour_python(typed)
+            lines.append(f'<i class="c">{html.escape(mark)}</i>{painted}')
+        else:
+            lines.append(html.escape(line))
     return "\n".join(lines)
+
+
+def colour_toml(text: str) -> str:
+    """Tables, keys, texts and comments stand out.
+
+    >>> colour_toml('a = "b"')
+    '<i class="b">a</i> = <i class="s">&quot;b&quot;</i>'
+    """
+    lines = []
+    for line in text.split("\n"):
+        safe = html.escape(line)
+        if line.startswith(("[", "#")):
+            safe = f'<i class="{"c" if line.startswith("#") else "k"}">{safe}</i>'
+        else:
+            safe = re.sub(r"(&quot;.*?&quot;)", r'<i class="s">\1</i>', safe)
+            safe = re.sub(r"^(\s*[\w.-]+)( = )", r'<i class="b">\1</i>\2', safe)
+        lines.append(safe)
+    return "\n".join(lines)
+
+
+PAINTERS = {
+    "python": colour_python,
+    "console": colour_console,
+    "toml": colour_toml,
+    "pycon": colour_session,
+}

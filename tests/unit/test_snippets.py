@@ -2,18 +2,25 @@
 
 Python blocks are compared to the letter (see `docs.snippets`). The `$ orrery …` lines of ```console
 blocks go through the command line and must end well; lines shown below one must be in its output,
-in that order, with white space made equal and `…` for what was left out.
+in that order, with white space made equal and `…` for what was left out. `choose` looks for flips
+in the slow run only: that is most of its work, and `test_choose.py` tests it. Blocks that are not
+run are read: ```toml is TOML, ```py is Python, and every `orrery …` line in ```sh and ```text names
+a command and options that exist.
 """
 
 from __future__ import annotations
 
+import ast
 import re
 import shlex
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
 from docs.snippets import Block, blocks_of, namespace, pages, refreshed, run_python
+
+SERVERS = ("page", "serve")
 
 
 def commands_of(text: str) -> list[tuple[str, list[str]]]:
@@ -37,12 +44,17 @@ def missing_line(shown: list[str], output: str) -> str | None:
     return None
 
 
-def run_console(block: Block, capsys: pytest.CaptureFixture[str]) -> None:
+def run_console(block: Block, capsys: pytest.CaptureFixture[str], quick: bool = True) -> None:
     from orrery.cli.app import run_command
 
     for command, shown in commands_of(block.text):
         words = shlex.split(command)
         assert words[0] == "orrery", f"only orrery commands can be tested here: {command}"
+        if words[1] in SERVERS:
+            assert unknown_words(command) == []  # it would serve for ever
+            continue
+        if quick and words[1] == "choose" and "--no-flips" not in words:
+            words.append("--no-flips")
         capsys.readouterr()
         code = run_command(words[1:])
         printed = capsys.readouterr()
@@ -67,8 +79,8 @@ def elsewhere(tmp_path, monkeypatch):
             del sys.modules[name]
 
 
-@pytest.mark.parametrize("path", pages(), ids=lambda path: path.name)
-def test_every_snippet_runs(path, elsewhere, capsys):
+def run_page(path: Path, capsys: pytest.CaptureFixture[str], quick: bool) -> None:
+    """Run every snippet of a page, in order."""
     module = namespace()
     for block in blocks_of(path.read_text(encoding="utf-8")):
         if block.language == "python":
@@ -76,7 +88,75 @@ def test_every_snippet_runs(path, elsewhere, capsys):
             where = f"{path.name}:{block.line} prints something else; see python -m docs.snippets"
             assert printed == (block.output or ""), where
         elif block.language == "console":
-            run_console(block, capsys)
+            run_console(block, capsys, quick)
+
+
+@pytest.mark.parametrize("path", pages(), ids=lambda path: path.name)
+def test_every_snippet_runs(path, elsewhere, capsys):
+    run_page(path, capsys, quick=True)
+
+
+def choosing(path: Path) -> bool:
+    return "$ orrery choose" in path.read_text(encoding="utf-8")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("path", [*filter(choosing, pages())], ids=lambda path: path.name)
+def test_every_snippet_runs_as_written(path, elsewhere, capsys):
+    run_page(path, capsys, quick=False)
+
+
+# -- blocks that are read and not run
+
+
+def problems_of(block: Block) -> list[str]:
+    """What is wrong with a block that is not run: its syntax, or a command that is not there."""
+    try:
+        if block.language == "toml":
+            tomllib.loads(block.text)
+        elif block.language == "py":
+            ast.parse(block.text)
+    except (tomllib.TOMLDecodeError, SyntaxError) as failure:
+        return [str(failure)]
+    if block.language not in ("sh", "text"):
+        return []
+    joined = block.text.replace("\\\n", " ")
+    lines = [line.removeprefix("$ ") for line in joined.splitlines()]
+    return [wrong for line in lines if line.startswith("orrery ") for wrong in unknown_words(line)]
+
+
+def unknown_words(line: str) -> list[str]:
+    """The command or the options of a line that Orrery does not have."""
+    import typer.main
+
+    from orrery.cli.app import app
+
+    words = shlex.split(line, comments=True)[1:]
+    command = typer.main.get_command(app)
+    while words and hasattr(command, "get_command"):
+        found = command.get_command(None, words[0])
+        if found is None:
+            return [f"{line}: there is no command {words[0]!r}"]
+        command, words = found, words[1:]
+    known = {opt for param in command.params for opt in (*param.opts, *param.secondary_opts)}
+    known |= {"-h", "--help"}
+    given = [word.partition("=")[0] for word in words if re.match(r"--?[a-z]", word)]
+    return [f"{line}: there is no option {word}" for word in given if word not in known]
+
+
+@pytest.mark.parametrize("path", pages(), ids=lambda path: path.name)
+def test_what_is_not_run_can_be_read(path):
+    for block in blocks_of(path.read_text(encoding="utf-8")):
+        assert problems_of(block) == [], f"{path.name}:{block.line}"
+
+
+def test_what_cannot_be_read_is_named():
+    assert problems_of(Block("toml", "a = \n", 1))
+    assert problems_of(Block("py", "def f(:\n", 1))
+    assert "--wat" in problems_of(Block("sh", "orrery list --wat\n", 1))[0]
+    assert "lst" in problems_of(Block("text", "$ orrery lst --json\n", 1))[0]
+    assert problems_of(Block("sh", "orrery list --room=serve --json  # all\n", 1)) == []
+    assert problems_of(Block("sh", "orrery run \\\n  chord --wat\n", 1))
 
 
 # -- the test itself can fail

@@ -39,10 +39,10 @@ def _knobs(entry: Entry) -> list[dict[str, Any]]:
     """Name, default and kind of each knob; empty when the module does not load."""
     from orrery.base.errors import OrreryError
     from orrery.cli.common import talk
-    from orrery.lab.discover import load
+    from orrery.lab.discover import load_entry
 
     try:
-        return knob_rows(load(entry.id))
+        return knob_rows(load_entry(entry))
     except OrreryError as error:
         talk(f"orrery: its knobs are not known: {error}")
         return []

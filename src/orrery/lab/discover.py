@@ -140,13 +140,14 @@ def read_entry(
 ) -> Entry:  # fmt: skip
     """The entry of one stem: the stem, whether it has code, and what the ledger says."""
     stem = read(path)
-    inside = path.relative_to(root).parts[:-1]
+    name = os.fspath(path)
+    inside = tuple(os.path.relpath(name, root).split(os.sep)[:-1])
     if ours and (not inside or stem.room != inside[0]):
         where = inside[0] if inside else "no room"
         raise StemError(f"{path}: room", f"{stem.room!r}, but it stands in {where}", "make it so")
-    beside = path.with_suffix("")
-    built = path.with_suffix(".py").is_file() or (beside / "__init__.py").is_file()
-    module = ".".join((package, *inside, path.stem)) if built else ""
+    beside = name.removesuffix(".toml")
+    built = os.path.isfile(beside + ".py") or os.path.isfile(os.path.join(beside, "__init__.py"))
+    module = ".".join((package, *inside, os.path.basename(beside))) if built else ""
     entry = Entry(
         id=stem.id, room=stem.room, name=stem.name, title=stem.title, origin=stem.origin,
         shape=stem.shape, problem=stem.problem, stem=stem, module=module, path=str(path),
@@ -250,7 +251,7 @@ def load(id: str, *, lint: bool = True) -> type:
 
     A part whose source leaks is refused; `lint=False` is for those who look for leaks themselves.
     """
-    found = _load_by_path(id) if ":" in id else _load_by_id(id)
+    found = _load_by_path(id) if ":" in id else load_entry(find(id))
     if lint:
         from orrery.lab.leaks import refuse
 
@@ -258,8 +259,8 @@ def load(id: str, *, lint: bool = True) -> type:
     return found
 
 
-def _load_by_id(id: str) -> type:
-    entry = find(id)
+def load_entry(entry: Entry) -> type:
+    """The part class of an entry that is at hand; nothing is looked for in its source."""
     if not entry.built:
         raise UsageError(f"{entry.id} is planned: {Path(entry.path).name} has no module beside it")
     module = _import(entry.module)

@@ -4,144 +4,168 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
 
+from orrery.lab.html_style import style
 from orrery.lab.svg import escape
 
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
-_WORDS = {"good": "Fine", "bad": "Violated", "open": "Open"}
-_SIGNS = {"good": "✓", "bad": "✕", "open": "?"}
-
-_STYLE = """
-:root{color-scheme:light dark;--paper:#fff;--ink:#1c1f26;--soft:#565d6b;--line:#dfe3ea;
---tint:#f4f6f9;--good:#00693e;--goodbg:#e5f4ec;--bad:#a61b11;--badbg:#fdebe9;--open:#7a5400;
---openbg:#fdf3dc;--link:#0062a3}
-@media (prefers-color-scheme:dark){:root{--paper:#15171c;--ink:#e8eaee;--soft:#a6adba;
---line:#2e333d;--tint:#1d2027;--good:#5fd6a5;--goodbg:#12291f;--bad:#ff9a8c;--badbg:#33191a;
---open:#f0c766;--openbg:#2d2512;--link:#7cc0f5}}
-*{box-sizing:border-box}
-body{margin:0;background:var(--paper);color:var(--ink);line-height:1.55;
-font:16px/1.55 system-ui,-apple-system,"Segoe UI",Roboto,"DejaVu Sans",sans-serif;
-overflow-wrap:anywhere}
-main,header,footer{max-width:1180px;margin:0 auto;padding:0 20px}
-header{padding-top:36px}
-h1{font-size:1.75rem;line-height:1.2;margin:0 0 6px;letter-spacing:-.01em}
-h2{font-size:1.2rem;margin:44px 0 12px}
-.lead{color:var(--soft);margin:0 0 20px}
-.verdicts{list-style:none;margin:0;padding:0;display:grid;gap:8px}
-.verdicts li{padding:10px 14px;border-radius:8px;border-left-width:4px;
-border-left-style:solid;display:flex;gap:10px}
-.verdicts b{white-space:nowrap}
-.good{background:var(--goodbg);border-color:var(--good)}.good b{color:var(--good)}
-.bad{background:var(--badbg);border-color:var(--bad)}.bad b{color:var(--bad)}
-.open{background:var(--openbg);border-color:var(--open)}.open b{color:var(--open)}
-.scroll{overflow-x:auto;border:1px solid var(--line);border-radius:8px;margin:12px 0}
-.scroll:focus-visible,summary:focus-visible{outline:2px solid var(--link);outline-offset:2px}
-table{border-collapse:collapse;width:100%;font-size:.92rem;font-variant-numeric:tabular-nums}
-caption{text-align:left;padding:10px 14px;color:var(--soft);font-size:.88rem}
-th,td{padding:9px 14px;text-align:left;border-top:1px solid var(--line);vertical-align:top;
-overflow-wrap:normal}
-thead th{background:var(--tint);font-weight:600;white-space:nowrap}
-thead small{display:block;font-weight:400;color:var(--soft);white-space:normal;min-width:9em}
-td.n{text-align:right;white-space:nowrap}thead th.n{text-align:right}
-tbody th{font-weight:600;white-space:nowrap}
-dl{display:grid;grid-template-columns:repeat(auto-fill,minmax(170px,1fr));gap:14px 20px;
-margin:12px 0;padding:12px 14px;border:1px solid var(--line);border-radius:8px}
-dl.wide{grid-template-columns:1fr}
-dt{color:var(--soft);font-size:.82rem}dd{margin:0}
-code,pre,.mono dd{font-family:ui-monospace,SFMono-Regular,Menlo,"DejaVu Sans Mono",monospace;
-font-size:.86rem}
-pre{background:var(--tint);border:1px solid var(--line);border-radius:8px;padding:12px 14px;
-overflow-x:auto;margin:12px 0;overflow-wrap:normal}
-figure{margin:16px 0}
-figure .scroll{background:var(--paper)}
-figure svg{display:block;width:100%;height:auto;max-width:100%}
-figure.wide svg{min-width:860px}
-figure.chart svg{min-width:560px}
-.grid{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(100%,520px),1fr));gap:0 20px}
-td small{display:block;color:var(--soft)}
-figcaption{color:var(--soft);font-size:.88rem}
-details{margin:12px 0}summary{cursor:pointer;color:var(--link)}
-article{border:1px solid var(--line);border-left:4px solid var(--bad);border-radius:8px;
-padding:10px 14px;margin:12px 0}
-article h3{font-size:1rem;margin:0}article p{margin:4px 0}
-.note,footer{color:var(--soft);font-size:.88rem}
-footer{padding:36px 20px 48px}
-@media (max-width:600px){h1{font-size:1.4rem}main,header,footer{padding-left:14px;
-padding-right:14px}th,td{padding:8px 10px}dl{grid-template-columns:1fr 1fr}
-dl.wide{grid-template-columns:1fr}}
-@media print{.scroll{overflow:visible}details>*{display:block}}
-"""
+MOST_ROWS = 200
+MOST_COLUMNS = 40
+# A figure, perhaps with a unit and an interval: "1.5 ms [1.2 ms, 1.8 ms]".
+_NUMBER = re.compile(r"^[-+]?(\d[\d .]*(e[-+]?\d+)?|∞)( ?[^\s\d]{1,8})?( \[[^\]]{1,60}\])?$")
+_SHORT = 26  # a name of a row that stays on one line where there is room
+MOST_LETTERS = 2000  # of one text: more than that nobody reads in a table
+TONES = {
+    "Fine": "good", "holds": "good",
+    "Violated": "bad", "not here": "bad", "gain not from the mechanism": "bad", "Failed": "bad",
+    "Open": "open", "inconclusive": "open", "holds in part": "open", "Stopped": "open",
+}  # fmt: skip
+# The sign says it without colour; the word beside it says it to a screen reader.
+SIGNS = {"good": "✓", "bad": "✕", "open": "?", "quiet": "–"}
+_LOGO = (
+    '<svg viewBox="0 0 40 40" fill="none" stroke="currentColor" aria-hidden="true">'
+    '<circle cx="20" cy="20" r="8" opacity=".6"/><circle cx="20" cy="20" r="13" opacity=".6"/>'
+    '<circle cx="20" cy="20" r="18" opacity=".6"/><g stroke="none" fill="currentColor">'
+    '<circle cx="20" cy="20" r="4" fill="var(--brass)"/><circle cx="26" cy="14.7" r="1.9"/>'
+    '<circle cx="9.3" cy="27.4" r="2.4"/><circle cx="33" cy="32.5" r="2"/></g></svg>'
+)
 
 
-def document(title: str, body: Iterable[str]) -> str:
-    """A whole page."""
+class Said(NamedTuple):
+    """One verdict of a report: a word (see `TONES`) and a sentence."""
+
+    word: str
+    words: str
+
+    @property
+    def tone(self) -> str:
+        """good, bad, open or quiet."""
+        return TONES.get(self.word, "quiet")
+
+
+def words(value: object) -> str:
+    """Text from outside, cut to a length and made safe."""
+    text = str(value)
+    return escape(text if len(text) <= MOST_LETTERS else text[:MOST_LETTERS] + "… (cut)")
+
+
+def document(title: str, top: str, body: Iterable[str]) -> str:
+    """A whole page; `top` is its header."""
     head = (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
         '<meta name="referrer" content="no-referrer">\n'
-        f"<title>{escape(title)}</title>\n<style>{_STYLE}</style>\n</head>\n<body>\n"
+        f"<title>{words(title)} · Orrery report</title>\n<style>{style()}</style>\n</head>\n"
+        '<body>\n<a class="skip" href="#main">To the report</a>\n'
     )
-    parts = [part for part in body if part]
+    inside = "\n".join(part for part in body if part)
     return (
-        f"{head}{parts[0]}\n<main>\n" + "\n".join(parts[1:]) + "\n</main>\n"
+        f'{head}{top}\n<main id="main">\n{inside}\n</main>\n'
         "<footer>Made by Orrery. This file is complete in itself and loads nothing.</footer>\n"
         "</body>\n</html>\n"
     )
 
 
-def header(title: str, lead: str) -> str:
-    """The title and one line below it."""
-    return f'<header><h1>{escape(title)}</h1><p class="lead">{escape(lead)}</p></header>'
+def header(title: str, lead: str, sections: Sequence[str] = ()) -> str:
+    """The title, one line below it, and where on the page to find what."""
+    links = "".join(f'<li><a href="#{anchor(name)}">{words(name)}</a></li>' for name in sections)
+    nav = f'<nav aria-label="On this page"><ul>{links}</ul></nav>' if len(sections) > 2 else ""
+    return (
+        f'<header><p class="brand">{_LOGO}Orrery report</p><h1>{words(title)}</h1>'
+        f'<p class="lead">{words(lead)}</p>{nav}</header>'
+    )
+
+
+def anchor(title: str) -> str:
+    """The id of a heading: its letters and digits."""
+    return "s-" + (re.sub(r"[^a-z0-9]+", "-", title.lower()).strip("-") or "part")
 
 
 def section(title: str, body: Sequence[str]) -> str:
     """A part of the page with a heading that names it."""
-    name = re.sub(r"[^a-z]+", "-", title.lower()).strip("-")
+    name = anchor(title)
+    inside = "".join(body)
     return (
-        f'<section aria-labelledby="{name}"><h2 id="{name}">{escape(title)}</h2>'
-        + "".join(body)
-        + "</section>"
+        f'<section aria-labelledby="{name}"><h2 id="{name}">{words(title)}</h2>{inside}</section>'
     )
 
 
-def verdicts(lines: Sequence[tuple[str, str]]) -> str:
-    """What a reader wants to know first; the sign and the word say it without colour too."""
+def verdicts(lines: Sequence[Said]) -> str:
+    """What a reader wants to know first."""
     rows = "".join(
-        f'<li class="{kind}"><b><span aria-hidden="true">{_SIGNS[kind]}</span> {_WORDS[kind]}</b>'
-        f"<span>{escape(words)}</span></li>"
-        for kind, words in lines
+        f'<li class="{line.tone}"><b>{_signed(line.word)}</b><span>{words(line.words)}</span></li>'
+        for line in lines
     )
-    return f'<ul class="verdicts" aria-label="Verdicts">{rows}</ul>' if rows else ""
+    if not rows:
+        return ""
+    return section("Verdicts", [f'<ul class="verdicts">{rows}</ul>'])
+
+
+def verdict_word(word: str | None) -> str:
+    """A verdict inside a table: sign, word and colour."""
+    if not word:
+        return "–"
+    return f'<span class="w-{TONES.get(word, "quiet")}">{_signed(word)}</span>'
+
+
+def _signed(word: str) -> str:
+    sign = "◐" if word == "holds in part" else SIGNS[TONES.get(word, "quiet")]
+    return f'<span aria-hidden="true">{sign}</span> {escape(word)}'
 
 
 def table(
-    heads: Sequence[str], lines: Sequence[Sequence[str]], says: Sequence[str], caption: str
+    heads: Sequence[str],
+    lines: Sequence[Sequence[str]],
+    caption: str,
+    *,
+    says: Sequence[str] = (),
+    row_says: Sequence[str] = (),
+    best: Mapping[int, int] | None = None,
+    verdict_in: int | None = None,
 ) -> str:
-    """A table whose first column names the row; wide ones scroll inside their frame."""
-    numeric = [_is_numeric(line[i] for line in lines) for i in range(len(heads))]
+    """A table whose first column names the row; wide ones scroll inside their frame.
+
+    `says` and `row_says` explain heads and rows in small type; `best` marks, by column, the row
+    with the best value; `verdict_in` is a column of verdicts.
+    """
+    heads, shown = list(heads)[:MOST_COLUMNS], [list(line) for line in lines[:MOST_ROWS]]
+    numeric = [i > 0 and _is_numeric(line[i] for line in shown) for i in range(len(heads))]
     top = []
     for i, name in enumerate(heads):
-        about = f"<small>{escape(says[i])}</small>" if i < len(says) and says[i] else ""
-        top.append(f'<th scope="col"{_n(numeric[i])}>{escape(name)}{about}</th>')
+        about = f"<small>{words(says[i])}</small>" if i < len(says) and says[i] else ""
+        top.append(f'<th scope="col"{_n(numeric[i])}>{words(name)}{about}</th>')
     rows = []
-    for line in lines:
-        cells = [f'<th scope="row">{escape(line[0])}</th>']
-        cells += [f"<td{_n(numeric[i])}>{_cell(line[i])}</td>" for i in range(1, len(line))]
+    for r, line in enumerate(shown):
+        short = ' class="s"' if len(line[0]) <= _SHORT else ""
+        about = f"<small>{words(row_says[r])}</small>" if r < len(row_says) and row_says[r] else ""
+        cells = [f'<th scope="row"{"" if about else short}>{words(line[0])}{about}</th>']
+        for i in range(1, len(heads)):
+            if i == verdict_in:
+                cells.append(f"<td>{verdict_word(line[i])}</td>")
+            else:
+                won = best is not None and best.get(i) == r
+                cells.append(f"<td{_n(numeric[i])}>{_cell(line[i], won)}</td>")
         rows.append(f"<tr>{''.join(cells)}</tr>")
+    left_out = len(lines) - len(shown)
+    more = note(f"{left_out} more rows are left out here.") if left_out else ""
     return (
-        f'<div class="scroll" tabindex="0" role="region" aria-label="{escape(caption)}"><table>'
-        f"<caption>{escape(caption)}</caption><thead><tr>{''.join(top)}</tr></thead>"
-        f"<tbody>{''.join(rows)}</tbody></table></div>"
+        f'<div class="scroll" tabindex="0" role="group" aria-label="{words(caption)}"><table>'
+        f"<caption>{words(caption)}</caption><thead><tr>{''.join(top)}</tr></thead>"
+        f"<tbody>{''.join(rows)}</tbody></table></div>{more}"
     )
 
 
-def _cell(text: str) -> str:
+def _cell(text: str, won: bool = False) -> str:
     """A value; its interval, if it has one, stands below it in small type."""
     value, mark, interval = text.partition(" [")
-    if not (mark and interval.endswith("]")):
-        return escape(text)
-    return f"{escape(value)}<small>[{escape(interval)}</small>"
+    below = ""
+    if mark and interval.endswith("]"):
+        text, below = value, f"<small>[{words(interval)}</small>"
+    if not won:
+        return words(text) + below
+    return f'<span class="best">{words(text)}<span class="sr"> (best)</span></span>{below}'
 
 
 def _n(numeric: bool) -> str:
@@ -150,7 +174,7 @@ def _n(numeric: bool) -> str:
 
 def _is_numeric(cells: Iterable[str]) -> bool:
     found = [cell for cell in cells if cell not in ("–", "")]
-    return bool(found) and all(re.match(r"^[-+]?(\d|∞)", cell) for cell in found)
+    return bool(found) and all(_NUMBER.match(cell) for cell in found)
 
 
 def facts(pairs: Mapping[str, str], mono: bool = False) -> str:
@@ -158,41 +182,44 @@ def facts(pairs: Mapping[str, str], mono: bool = False) -> str:
     long = any(len(value) > 28 for value in pairs.values())
     names = " ".join(name for name, on in (("wide", long), ("mono", mono)) if on)
     rows = "".join(
-        f"<div><dt>{escape(name)}</dt><dd>{escape(value)}</dd></div>"
-        for name, value in pairs.items()
+        f"<div><dt>{words(name)}</dt><dd>{words(value)}</dd></div>"
+        for name, value in list(pairs.items())[:MOST_ROWS]
     )
-    return f"<dl{f' class={chr(34)}{names}{chr(34)}' if names else ''}>{rows}</dl>"
+    return f"<dl{f' class={chr(34)}{names}{chr(34)}' if names else ''}>{rows}</dl>" if rows else ""
 
 
-def fold(summary: str, body: str) -> str:
-    """Something that is there for those who ask."""
-    return f"<details><summary>{escape(summary)}</summary>{body}</details>"
+def fold(summary: str, body: str, *, data: bool = False) -> str:
+    """Something that is there for those who ask; `data` behind a picture is not printed."""
+    kind = ' class="data"' if data else ""
+    return f"<details{kind}><summary>{words(summary)}</summary>{body}</details>"
 
 
-def figure(picture: str, caption: str, wide: bool = False) -> str:
-    """A picture with its caption; the picture is SVG that this program drew."""
+def figure(picture: str, caption: str, data: str = "", *, wide: bool = False) -> str:
+    """A picture with its caption and its figures as a table; this program drew the picture."""
     kind = "wide" if wide else "chart"
+    behind = fold("The same as a table", data, data=True) if data else ""
+    scroll = f' tabindex="0" role="group" aria-label="{words(caption)}"' if wide else ""
     return (
-        f'<figure class="{kind}"><div class="scroll" tabindex="0" role="region" '
-        f'aria-label="{escape(caption)}">{picture}</div>'
-        f"<figcaption>{escape(caption)}</figcaption></figure>"
+        f'<figure class="{kind}"><div class="scroll"{scroll}>{picture}</div>'
+        f"<figcaption>{words(caption)}</figcaption>{behind}</figure>"
     )
 
 
-def grid(figures: Sequence[str]) -> str:
-    """Small pictures beside one another where there is room."""
-    return f'<div class="grid">{"".join(figures)}</div>' if figures else ""
+def grid(figures: Sequence[str], two: bool = False) -> str:
+    """Small pictures beside one another where there is room; at most `two`, or three."""
+    kind = "grid two" if two else "grid"
+    return f'<div class="{kind}">{"".join(figures)}</div>' if figures else ""
 
 
 def violation(
     who: str, kind: str, where: str, message: str, others: Sequence[str], evidence: str
 ) -> str:
     """One thing that must not happen and did, with what shows it."""
-    more = fold("The others", "<br>".join(escape(each) for each in others)) if others else ""
+    more = fold("The others", "<br>".join(words(each) for each in others)) if others else ""
     shown = fold("Evidence", f"<pre>{escape(evidence)}</pre>") if evidence else ""
-    at = f'<p class="note">{escape(where)}</p>' if where else ""
+    at = f'<p class="note">{words(where)}</p>' if where else ""
     return (
-        f"<article><h3>{escape(who)}: {escape(kind)}</h3>{at}<p>{escape(message)}</p>"
+        f"<article><h3>{words(who)}: {words(kind)}</h3>{at}<p>{words(message)}</p>"
         f"{more}{shown}</article>"
     )
 
@@ -202,6 +229,16 @@ def code(lines: Sequence[str]) -> str:
     return f"<pre><code>{escape(chr(10).join(lines))}</code></pre>" if lines else ""
 
 
-def note(words: str) -> str:
+def heading(title: str) -> str:
+    """A heading inside a section."""
+    return f"<h3>{words(title)}</h3>"
+
+
+def note(text: str) -> str:
     """An aside."""
-    return f'<p class="note">{escape(words)}</p>'
+    return f'<p class="note">{words(text)}</p>'
+
+
+def paragraph(text: str) -> str:
+    """A sentence of the report itself."""
+    return f'<p class="why">{words(text)}</p>'

@@ -28,6 +28,7 @@ class Item(msgspec.Struct, kw_only=True):
     facts: dict[str, str]
     environment: dict[str, Any] = {}
     id: str = ""
+    folder: str = ""
     knobs: dict[str, Any] = {}
     made: Any = None
     command: str = ""
@@ -55,8 +56,9 @@ def _from_store(one: Stored) -> Item:
         world=str(spec.get("world", "")), seed=int(spec.get("seed", 0)),
         engine=str(spec.get("engine", "")), digest=one.digest, metrics=one.metrics,
         units=dict(one.units), violations=one.violations, facts=facts,
-        environment=one.environment, id=one.id, partial=one.partial, events=one.events,
-        knobs=dict(part.get("knobs") or {}), command=f"orrery replay {one.id}",
+        environment=one.environment, id=one.id, folder=one.folder, partial=one.partial,
+        events=one.events, knobs=dict(part.get("knobs") or {}),
+        command=f"orrery replay {one.id}",
     )  # fmt: skip
 
 

@@ -56,6 +56,7 @@ class Ledger:
         self.path = Path(path)
         self.older = older
         self._newest: dict[tuple[str, str, str], dict[str, Any]] | None = None
+        self._owners: dict[tuple[str, str], dict[str, dict[str, Any]]] | None = None
 
     @classmethod
     def default(cls) -> Ledger:
@@ -103,6 +104,8 @@ class Ledger:
         A quick look imports no problem and builds no world: where the hash of the world as it is
         now is not known yet, the record is believed.
         """
+        if ("verdict", id) not in self._by_owner():
+            return None  # most systems have none, and hashing their claims takes time
         record = self.newest().get(("verdict", id, claim.hash))
         if record is None:
             return None
@@ -120,11 +123,16 @@ class Ledger:
 
     def engines(self, id: str) -> list[str]:
         """The engines that the system has passed on."""
-        return sorted(
-            subject
-            for (kind, owner, subject), record in self.newest().items()
-            if kind == "engine" and owner == id and record.get("state") == "passed"
-        )
+        found = self._by_owner().get(("engine", id), {})
+        return sorted(name for name, record in found.items() if record.get("state") == "passed")
+
+    def _by_owner(self) -> dict[tuple[str, str], dict[str, dict[str, Any]]]:
+        """The newest records by (kind, id), then by subject; made once."""
+        if self._owners is None:
+            self._owners = {}
+            for (kind, owner, subject), record in self.newest().items():
+                self._owners.setdefault((kind, owner), {})[subject] = record
+        return self._owners
 
     # -- writing
 
@@ -149,7 +157,7 @@ class Ledger:
             why = failure.strerror or str(failure)
             fix = "free some space, or check its permissions"
             raise StoreError(f"{self.path}: cannot be written: {why}; {fix}") from None
-        self._newest = None
+        self._newest = self._owners = None
 
     def _write(self, handle: int, data: bytes) -> None:
         size = os.fstat(handle).st_size

@@ -7,7 +7,6 @@ that says `base_only: ClassVar[bool] = True` is what problems share, and no prob
 
 from __future__ import annotations
 
-import ast
 import functools
 import math
 import re
@@ -19,11 +18,15 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from orrery.base.errors import PartError, UsageError, did_you_mean
+from orrery.lab.cache import read_cache, write_cache
 
 if TYPE_CHECKING:
+    import ast
+
     from orrery.parts import Problem
 
 ROOTS = frozenset({"Problem"})
+CACHE = "questions.json"
 
 
 class Question(msgspec.Struct, frozen=True, kw_only=True):
@@ -51,55 +54,110 @@ def snake(name: str) -> str:
     return apart.lower()
 
 
+class Told(msgspec.Struct, frozen=True, array_like=True):
+    """A class as its source tells it: what it inherits from, and whether it is only a base."""
+
+    name: str
+    bases: list[str]
+    doc: str
+    base_only: bool
+
+
+class Read(msgspec.Struct):
+    """The classes of files read before, kept until a file's size or time changes.
+
+    Parsing the sources of all problems takes longer than the rest of `orrery where` together.
+    """
+
+    stamp: str
+    files: dict[str, tuple[int, int, list[Told]]] = {}
+
+    @classmethod
+    def load(cls) -> Read:
+        """What was read before, or nothing when this code has changed since."""
+        stamp = str(Path(__file__).stat().st_mtime_ns)
+        try:
+            kept = msgspec.json.decode(read_cache(CACHE), type=cls)
+        except msgspec.MsgspecError:
+            return cls(stamp)
+        return kept if kept.stamp == stamp else cls(stamp)
+
+
+File = tuple[str, str, str, int, int]  # module, room, path, size, time
+
+
 def questions() -> list[Question]:
     """Every problem, in order of room and id, without importing any."""
     from orrery.lab.stems import packages
 
-    files: list[tuple[str, str, Path, int]] = []
+    files: list[File] = []
     for package, folder, _ in packages():
         for path in sorted(folder.rglob("problems/**/*.py")):
             inside = path.relative_to(folder).with_suffix("").parts
             names = inside[:-1] if inside[-1] == "__init__" else inside
             room = inside[0] if inside[0] != "problems" else package.rpartition(".")[2]
             stat = path.stat()
-            files.append((".".join((package, *names)), room, path, stat.st_mtime_ns))
+            module = ".".join((package, *names))
+            files.append((module, room, str(path), stat.st_size, stat.st_mtime_ns))
     return list(_read_all(tuple(files)))
 
 
 @functools.lru_cache(maxsize=2)
-def _read_all(files: tuple[tuple[str, str, Path, int], ...]) -> tuple[Question, ...]:
-    found: list[tuple[str, str, ast.ClassDef]] = []
-    for module, room, path, _ in files:
-        try:
-            tree = ast.parse(path.read_bytes())
-        except (SyntaxError, ValueError, OSError, RecursionError):
-            continue  # importing it will say what is wrong
-        found += [(module, room, node) for node in tree.body if isinstance(node, ast.ClassDef)]
+def _read_all(files: tuple[File, ...]) -> tuple[Question, ...]:
+    found: list[tuple[str, str, Told]] = []
+    kept = Read.load()
+    fresh: dict[str, tuple[int, int, list[Told]]] = {}
+    for module, room, path, size, time_ns in files:
+        known_file = kept.files.get(path)
+        if known_file is None or known_file[:2] != (size, time_ns):
+            known_file = (size, time_ns, _classes(path))
+        fresh[path] = known_file
+        found += [(module, room, told) for told in known_file[2]]
+    if fresh != kept.files:
+        write_cache(CACHE, msgspec.json.encode(Read(kept.stamp, fresh)))
     # A problem may inherit from another problem of the room, so the set grows until it is closed.
     known = set(ROOTS)
     while True:
-        more = {node.name for *_, node in found if known & set(_bases(node))} - known
+        more = {told.name for *_, told in found if known & set(told.bases)} - known
         if not more:
             break
         known |= more
     made = {
-        snake(node.name): Question(
-            id=snake(node.name), room=room, name=node.name, module=module,
-            doc=ast.get_docstring(node) or "",
+        snake(told.name): Question(
+            id=snake(told.name), room=room, name=told.name, module=module, doc=told.doc
         )
-        for module, room, node in found
-        if node.name in known and not node.name.startswith("_") and not _is_base(node)
-    }  # fmt: skip
+        for module, room, told in found
+        if told.name in known and not told.name.startswith("_") and not told.base_only
+    }
     return tuple(sorted(made.values(), key=lambda q: (q.room, q.id)))
+
+
+def _classes(path: str) -> list[Told]:
+    """The classes at the top of a file; none where it cannot be read."""
+    import ast
+
+    try:
+        tree = ast.parse(Path(path).read_bytes())
+    except (SyntaxError, ValueError, OSError, RecursionError):
+        return []  # importing it will say what is wrong
+    return [
+        Told(node.name, list(_bases(node)), ast.get_docstring(node) or "", _is_base(node))
+        for node in tree.body
+        if isinstance(node, ast.ClassDef)
+    ]
 
 
 def _is_base(node: ast.ClassDef) -> bool:
     """Whether a class says of itself that it is only there to be inherited from."""
+    import ast
+
     named = [each.target for each in node.body if isinstance(each, ast.AnnAssign)]
     return any(isinstance(target, ast.Name) and target.id == "base_only" for target in named)
 
 
 def _bases(node: ast.ClassDef) -> Iterable[str]:
+    import ast
+
     for base in node.bases:
         while isinstance(base, ast.Subscript):
             base = base.value
@@ -165,16 +223,16 @@ def words_of(text: str) -> list[str]:
     >>> words_of("It moves KV blocks")
     ['mov', 'kv', 'block']
     """
-    found = []
-    for word in re.findall(r"[a-z0-9]+", text.lower()):
-        if word in _STOP:
-            continue
-        for ending in ("ings", "ing", "ers", "er", "ed", "es", "s", "e"):
-            if word.endswith(ending) and len(word) - len(ending) >= 3:
-                word = word[: -len(ending)]
-                break
-        found.append(word)
-    return found
+    words = re.findall(r"[a-z0-9]+", text.lower())
+    return [_without_ending(word) for word in words if word not in _STOP]
+
+
+@functools.lru_cache(maxsize=20_000)
+def _without_ending(word: str) -> str:
+    for ending in ("ings", "ing", "ers", "er", "ed", "es", "s", "e"):
+        if word.endswith(ending) and len(word) - len(ending) >= 3:
+            return word[: -len(ending)]
+    return word
 
 
 def where(text: str, most: int = 5) -> list[dict[str, Any]]:

@@ -14,13 +14,14 @@ from collections.abc import Iterable, Sequence
 
 from orrery.base.units import show
 
-LIGHT = ("#0072b2", "#c2410c", "#00795a", "#a3497f", "#8a6a00", "#3b82a8", "#5b5b66")
+LIGHT = ("#0072b2", "#c2410c", "#00795a", "#a3497f", "#8a6a00", "#2f7398", "#5b5b66")
 DARK = ("#6cb8ee", "#f59a5b", "#45c79f", "#e0a0c8", "#e6c84d", "#9fd5ea", "#b4b4be")
 COLOURS = len(LIGHT)
 
 _RULES = (  # class, property, light, dark
     ("paper", "fill", "#ffffff", "#15171c"),
     ("ink", "fill", "#1c1f26", "#e8eaee"),
+    ("inks", "stroke", "#3a3f4a", "#c9ced8"),
     ("soft", "fill", "#565d6b", "#a6adba"),
     ("rail", "stroke", "#b9c0cc", "#474e5b"),
     ("grid", "stroke", "#e6e9ee", "#282c34"),
@@ -53,7 +54,8 @@ def style() -> str:
     )
     return (
         f"<style>{text}{''.join(light)}"
-        f"@media (prefers-color-scheme:dark){{{''.join(dark)}}}</style>"
+        # On paper the light colours stay, whatever the screen has.
+        f"@media screen and (prefers-color-scheme:dark){{{''.join(dark)}}}</style>"
     )
 
 
