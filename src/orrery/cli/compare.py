@@ -59,7 +59,7 @@ def command(
     ] = None,
     seeds: Seeds = None,
     by: Annotated[str, typer.Option("--by", metavar="METRIC", help="Rank by this metric.")] = "",
-    engine: Annotated[str, typer.Option("--engine", help="virtual or processes.")] = "virtual",
+    engine: Annotated[str, typer.Option("--engine", help="virtual, processes or ray.")] = "virtual",
     jobs: Annotated[int, typer.Option("--jobs", min=1, max=1024, help="Processes to use.")] = 1,
     report: Annotated[
         Path | None, typer.Option("-o", "--report", help="Also write an HTML report here.")

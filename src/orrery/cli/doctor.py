@@ -28,6 +28,7 @@ EXTRAS = {
     "bench": ("simpy",),
     "test": ("pytest", "hypothesis", "mypy", "ruff", "importlinter"),
     "docs": ("markdown",),
+    "ray": ("ray",),
 }
 # What is tried in a network of its own, which ends with the command: nothing outside it changes.
 SHAPERS = {
@@ -70,6 +71,7 @@ def command(as_json: Json = False) -> None:
         "kernel": kernel.says.partition(" ")[0], "torch": torch.says if torch.ok else None,
         "link_shaping": {"works": shaping[0].ok, **shaping[1]},
         "extras": {name: found.ok for name, found in extras.items()},
+        "ray": extras["ray"].says if extras["ray"].ok else None,
         "home": home.says, "home_writable": home.ok, "data": data.says if data.ok else None,
         "ok": all(found.ok for found in findings if found.needed),
         "checks": [found._asdict() for found in findings],
@@ -137,6 +139,9 @@ def find_extra(name: str) -> Finding:
     if missing:
         fix = f'pip install "orrery[{name}]"'
         return Finding(f"extra {name}", False, f"{', '.join(missing)} missing", fix)
+    if name == "ray":  # looked up, not imported, as that takes a second
+        version = importlib.metadata.version("ray")
+        return Finding("extra ray", True, f"{version}; --engine ray and --on ray work here")
     return Finding(f"extra {name}", True, ", ".join(EXTRAS[name]))
 
 

@@ -53,7 +53,7 @@ def command(
     ] = None,
     trace: Annotated[Path | None, typer.Option("--trace", help="A workload trace.")] = None,
     engine: Annotated[
-        str, typer.Option("--engine", help="virtual (modelled time) or processes (real).")
+        str, typer.Option("--engine", help="virtual (modelled time), processes or ray (real).")
     ] = "virtual",
     seed: Annotated[
         int, typer.Option("--seed", min=0, max=SEED_MOST, help="Equal seeds, equal runs.")

@@ -58,6 +58,21 @@ Place = Annotated[
         help="The world; by default the problem's own.",
     ),
 ]
+On = Annotated[str, typer.Option("--on", help="Where the work is done: processes or ray.")]
+Address = Annotated[
+    str | None,
+    typer.Option(
+        "--address",
+        metavar="HOST:PORT",
+        help="Of a Ray cluster, or auto; by default RAY_ADDRESS, else a local Ray.",
+    ),
+]
+Jobs = Annotated[
+    int | None,
+    typer.Option(
+        "--jobs", min=1, max=1024, help="Workers to use; by default 1, on ray all processors."
+    ),
+]
 
 
 @app.command("sweep")
@@ -82,10 +97,11 @@ def command(
     ] = None,
     seed: Annotated[int | None, typer.Option("--seed", help="Of the search itself.")] = None,
     engine: Annotated[
-        str | None, typer.Option("--engine", help="virtual (by default) or processes.")
+        str | None, typer.Option("--engine", help="virtual (by default), processes or ray.")
     ] = None,
-    on: Annotated[str, typer.Option("--on", help="The kind of workers: processes.")] = "processes",
-    jobs: Annotated[int, typer.Option("--jobs", min=1, max=1024, help="Workers to use.")] = 1,
+    on: On = "processes",
+    address: Address = None,
+    jobs: Jobs = None,
     as_json: Json = False,
 ) -> None:  # fmt: skip
     """Search a space of knobs, worlds and seeds for the best trial by a metric.
@@ -101,9 +117,11 @@ def command(
       orrery sweep push-gossip fanout=2,3,4 network.drop=0,0.1 --by messages_per_value --seeds 3
       orrery sweep push-gossip period_s=0.01..1:log --search tpe --trials 30 --jobs 2
       orrery sweep sweep.toml --trials 100
+      orrery sweep sweep.toml --on ray --address 10.0.0.1:6379
     """
     from orrery.lab.sweep import answer_question, make_question
 
+    place = _workers(on, address)
     given = {
         "problem": problem, "world": world, "search": search, "trials": trials, "by": by,
         "better": better, "seeds": seeds, "seed": seed, "engine": engine,
@@ -119,9 +137,24 @@ def command(
         def step(trial: Any) -> None:
             advance(f"trial {trial.n}", 1)
 
-        found = answer_question(asked, trials=limit, jobs=jobs, on=on, progress=step)
+        found = answer_question(
+            asked, trials=limit, jobs=jobs or (0 if on == "ray" else 1), on=place, progress=step
+        )
     answer(found.to_json(), as_json, lambda: _show(found))
     leave(_code(found))
+
+
+def _workers(on: str, address: str | None) -> str:
+    """The workers by one name; an address belongs to Ray."""
+    from orrery.base.errors import UsageError
+
+    if address is None:
+        return on
+    if on != "ray":
+        raise UsageError(f"--address {address}: only Ray has one; add --on ray")
+    if not address.strip():
+        raise UsageError("--address is empty; give host:port, auto or local, or leave it out")
+    return f"ray:{address.strip()}"
 
 
 def _gather(words: list[str], options: dict[str, Any]) -> dict[str, Any]:

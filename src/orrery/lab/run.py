@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from orrery.lab.frames import Table
     from orrery.world import World
 
-ENGINES = ("virtual", "processes")
+ENGINES = ("virtual", "processes", "ray")
 
 
 class Run(msgspec.Struct, kw_only=True):
@@ -170,7 +170,9 @@ def check_call(
         raise UsageError(f"problem={problem!r} is not a Problem; for example Broadcast(values=20)")
     if engine not in ENGINES:
         raise UsageError(f"no engine {engine!r}; {did_you_mean(engine, ENGINES)}")
-    if problem is not None and engine not in problem.engines:
+    # An actor of Ray is a real process too: what runs on the one runs on the other.
+    needed = "processes" if engine == "ray" else engine
+    if problem is not None and needed not in problem.engines:
         raise UsageError(
             f"{type(problem).__name__} models what is around its part, so it runs on "
             f"{' and '.join(problem.engines)}, not on {engine!r}"
@@ -208,6 +210,10 @@ def _engine(name: str, part: Any) -> Any:
         from orrery.engines.virtual.engine import Engine
 
         return Engine
+    if name == "ray":
+        from orrery.engines.ray.engine import RayEngine
+
+        return RayEngine
     from orrery.engines.processes.engine import ProcessEngine
 
     return ProcessEngine

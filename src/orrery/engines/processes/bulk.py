@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import math
 import secrets
+import sys
 import zlib
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +19,7 @@ import numpy as np
 from orrery.base import codec
 from orrery.base.errors import CodecError
 from orrery.engines.processes import wire
-from orrery.engines.processes.net import HANDSHAKE_S, MOST_STRANGERS, Link, no_delay
+from orrery.engines.processes.net import HANDSHAKE_S, MOST_STRANGERS, Link, no_delay, wide
 from orrery.engines.processes.tasks import Call, Queue
 
 if TYPE_CHECKING:
@@ -26,8 +27,64 @@ if TYPE_CHECKING:
 
 MOST_ARRAY_B = 1 << 34
 MOST_HEADER_B = 64 << 10
+# How many connections two processes may share out their arrays over.
+MOST_WAYS = 64
+# Columns of 64-bit words that are summed side by side, so that the sum runs at memory speed.
+_COLUMNS = 512
+# Memory of large arrays is used again while it is warm: fresh pages cost as much as the transfer.
+_LEAST_POOLED_B = 128 << 10
+_MOST_POOLED_B = 64 << 20
 # (transfer, source, destination, tag, dtype, shape, checksum)
 _Header = tuple[int, int, int, str, str, tuple[int, ...], int]
+
+
+def checksum(raw: Any) -> int:
+    """The checksum of an array's bytes: the sums of its columns of 64-bit words, by CRC-32.
+
+    Eight times as fast as CRC-32 over all bytes; any flipped bit and any burst within a column
+    changes it, and so does whatever the last, shorter row holds.
+    """
+    data: Any = np.frombuffer(raw, np.uint8)
+    rows = data.size // (8 * _COLUMNS)
+    whole = rows * 8 * _COLUMNS
+    crc = zlib.crc32(data[whole:])
+    if rows:
+        table = data[:whole].view(np.uint64).reshape(rows, _COLUMNS)
+        crc = zlib.crc32(np.add.reduce(table, axis=0), crc)
+    return crc
+
+
+class Pool:
+    """Memory for arrays that come in, used again when nobody holds an array in it any more."""
+
+    def __init__(self) -> None:
+        self._blocks: list[Any] = [np.empty(0, np.uint8)]
+        self._held_B = 0
+        # How many references are counted here for a block that nobody uses; views count as well.
+        self._free = self._references(0)
+        self._blocks.clear()
+
+    def _references(self, place: int) -> int:
+        return sys.getrefcount(self._blocks[place])
+
+    def array(self, shape: tuple[int, ...], dtype: Any) -> Any:
+        """An array that is not filled yet."""
+        size_B = math.prod(shape) * dtype.itemsize
+        if not _LEAST_POOLED_B <= size_B <= _MOST_POOLED_B:
+            return np.empty(shape, dtype)
+        return self._block(size_B)[:size_B].view(dtype).reshape(shape)
+
+    def _block(self, size_B: int) -> Any:
+        for place in range(len(self._blocks)):
+            fits = size_B <= self._blocks[place].size <= 2 * size_B
+            if fits and self._references(place) == self._free:
+                return self._blocks[place]
+        block = np.empty(size_B, np.uint8)
+        self._blocks.append(block)
+        self._held_B += size_B
+        while self._held_B > _MOST_POOLED_B:
+            self._held_B -= self._blocks.pop(0).size
+        return block
 
 
 class Bulk:
@@ -36,10 +93,12 @@ class Bulk:
     def __init__(self, post: Post) -> None:
         self.post = post
         self._inboxes: dict[tuple[int, int, str], Queue] = {}
-        self._links: dict[int, Link] = {}
+        self._links: dict[tuple[int, int], Link] = {}
+        self._addresses: dict[int, tuple[str, int]] = {}
         self._server: Any = None
         self.accepted: set[asyncio.BaseTransport] = set()
         self.strangers = 0
+        self.pool = Pool()
 
     async def listen(self) -> int:
         loop = self.post.kernel.loop
@@ -47,12 +106,23 @@ class Bulk:
         return int(self._server.sockets[0].getsockname()[1])
 
     def set_address(self, group: int, host: str, port: int) -> None:
-        self._link(group).move((host, port))
+        self._addresses[group] = (host, port)
+        for (other, _), link in self._links.items():
+            if other == group:
+                link.move((host, port))
 
-    def _link(self, group: int) -> Link:
-        link = self._links.get(group)
+    def _link(self, group: int, tag: str) -> Link:
+        """The connection for a tag: one ending in `#k` goes over connection k of the two processes.
+
+        Arrays of one tag stay in order, as they share a connection.
+        """
+        _, mark, number = tag.rpartition("#")
+        way = int(number) % MOST_WAYS if mark and number.isdecimal() else 0
+        link = self._links.get((group, way))
         if link is None:
-            link = self._links[group] = Link(self.post.net, wire.LANE_BULK, 2 * MOST_ARRAY_B)
+            link = self._links[group, way] = Link(self.post.net, wire.LANE_BULK, 2 * MOST_ARRAY_B)
+            if group in self._addresses:
+                link.move(self._addresses[group])
         return link
 
     def inbox(self, node: int, peer: int, tag: str) -> Queue:
@@ -91,10 +161,10 @@ class Bulk:
         raw = memoryview(data.reshape(-1).view("u1")) if data.nbytes else memoryview(b"")
         number = post.next_number()
         post.arrivals[number] = arrived
-        crc = zlib.crc32(raw)
+        crc = checksum(raw)
         header: _Header = (number, src, dst, tag, data.dtype.str, data.shape, crc)
         head = wire.frame(codec.encode(header), MOST_HEADER_B, f"the tag {tag[:20]!r}")
-        self._link(group).send(*((head, raw) if raw.nbytes else (head,)))
+        self._link(group, tag).send(*((head, raw) if raw.nbytes else (head,)))
 
     def take(self, group: int, header: _Header, array: Any) -> None:
         """An array is complete: hand it over and tell the sender."""
@@ -138,6 +208,7 @@ class _Receiving(asyncio.BufferedProtocol):
         self._bulk.accepted.add(transport)
         self._bulk.strangers += 1
         no_delay(transport)
+        wide(transport)
         if self._bulk.strangers > MOST_STRANGERS:
             self._refuse()
             return
@@ -204,7 +275,7 @@ class _Receiving(asyncio.BufferedProtocol):
         if size_B > MOST_ARRAY_B:
             raise wire.WireError(f"an array of {size_B} bytes is over the cap of {MOST_ARRAY_B}")
         self._header = header
-        self._array = np.empty(shape, dtype)
+        self._array = self._bulk.pool.array(shape, dtype)
         if not size_B:
             self._on_array()
             return
@@ -213,7 +284,7 @@ class _Receiving(asyncio.BufferedProtocol):
     def _on_array(self) -> None:
         assert self._header is not None
         raw = self._target if self._array.nbytes else b""
-        if zlib.crc32(raw) != self._header[6]:
+        if checksum(raw) != self._header[6]:
             self._bulk.post.counters.add("corrupt")
         else:
             self._bulk.take(self._group, self._header, self._array)

@@ -35,13 +35,12 @@ from orrery.engines.processes.spec import (
     group_nodes,
     need_unix,
 )
-from orrery.engines.processes.supervise import Supervisor, pick_start
+from orrery.engines.processes.supervise import Boss, Supervisor, pick_start
 from orrery.parts.monitor import Monitor
 from orrery.parts.problem import Driver, Outcome, Problem
 from orrery.world import World
 
 _START_LEAD_S = 0.02
-_READY_S = 60.0
 _QUIET_EVERY_S = 0.05
 _QUIET_TIMES = 4
 LOOPBACK = "127.0.0.1"
@@ -61,6 +60,11 @@ class ProcessEngine:
                         importable; "auto": fork on Linux unless CUDA is in use here.
     address             where to listen; anything but the loopback must be asked for.
     """
+
+    name = "processes"
+    share_option = "nodes_per_process"
+    most_groups = faulting.MOST_PROCESSES
+    ready_s = 60.0
 
     def __init__(
         self,
@@ -94,10 +98,10 @@ class ProcessEngine:
         faulting.refuse_unreal(world, self.schedule)
         alone = faulting.signalled(self.schedule) if self.cast else frozenset()
         self.groups = group_nodes(len(self.cast), alone, nodes_per_process)
-        if len(self.groups) > faulting.MOST_PROCESSES:
+        if len(self.groups) > self.most_groups:
             raise PlatformLacks(
-                f"{len(self.groups)} processes are more than {faulting.MOST_PROCESSES}; raise "
-                "nodes_per_process, aim faults at fewer nodes, or use the virtual engine"
+                f"{len(self.groups)} processes are more than {self.most_groups}; raise "
+                f"{self.share_option}, aim faults at fewer nodes, or use the virtual engine"
             )
         self.reports = Reports(self.size, seed, self.schedule, self.monitors, on_log)
         make_driver: Any = Driver
@@ -132,7 +136,7 @@ class ProcessEngine:
             spec = RunSpec(
                 world=self.world, seed=self.seed, cast=self.cast, groups=self.groups,
                 faults=self.schedule, folder=folder, arenas=arenas, driver=self._driver,
-                tapped=self.reports.taps,
+                monitors=self.reports.tapping,
                 secret=secrets.token_bytes(32), **self._options,
             )  # fmt: skip
             self.counters = Counters(
@@ -145,7 +149,7 @@ class ProcessEngine:
 
     def _supervise(self, spec: RunSpec, until_s: float | None) -> Outcome:
         # The zygote is made before the loop, so that it inherits none.
-        self._boss = Supervisor(spec, self._start, self._hear, self._ended)
+        self._boss = self._make_boss(spec)
         loop: asyncio.AbstractEventLoop | None = None
         try:
             loop = new_loop()
@@ -156,6 +160,9 @@ class ProcessEngine:
                 loop.run_until_complete(settle(loop))
                 loop.close()
 
+    def _make_boss(self, spec: RunSpec) -> Boss:
+        return Supervisor(spec, self._start, self._hear, self._ended)
+
     async def _main(
         self, spec: RunSpec, loop: asyncio.AbstractEventLoop, until_s: float | None
     ) -> Outcome:
@@ -164,7 +171,7 @@ class ProcessEngine:
         try:
             ports = await self.place.post.net.listen(), await self.place.bulk.listen()
             self._ready[spec.driver_group] = (spec.host, *ports)
-            self._boss.attach(loop)
+            await self._boss.attach(loop)
             await self._start_all(spec, loop)
             ended = await self._drive(loop, until_s)
             seconds = max(self.place.kernel.now_ns(), 0) / 1e9
@@ -182,7 +189,7 @@ class ProcessEngine:
             either: set[asyncio.Future[Any]] = {self._all_ready, self._finish}
             await asyncio.wait(
                 either,
-                timeout=_READY_S, return_when=asyncio.FIRST_COMPLETED,
+                timeout=self.ready_s, return_when=asyncio.FIRST_COMPLETED,
             )  # fmt: skip
             if self._finish.done():
                 self._finish.result()
@@ -190,8 +197,9 @@ class ProcessEngine:
                 missing = [g for g in range(len(self.groups)) if g not in self._ready]
                 raise PartError(
                     f"{len(missing)} of {len(self.groups)} processes did not start within "
-                    f"{_READY_S:g} s; start fewer with nodes_per_process"
+                    f"{self.ready_s:g} s; start fewer with {self.share_option}"
                 )
+        await self._boss.settle()
         kernel = self.place.kernel
         kernel.start_ns = time.monotonic_ns() + to_ns(_START_LEAD_S)
         self.place.set_peers(self._ready)
@@ -293,7 +301,7 @@ class ProcessEngine:
         pid = self._boss.pids.get(group)
         if pid is None or again != self._incarnations.get(self.groups[group][0], 0):
             return  # it was killed before this word of it was read
-        self._ready[group] = (str(self._options["host"]), port, bulk_port)
+        self._ready[group] = (self._boss.host_of(group), port, bulk_port)
         self._pids.setdefault(group, []).append(pid)
         if not self._running:
             if len(self._ready) == len(self.groups) + 1 and not self._all_ready.done():
@@ -315,8 +323,12 @@ class ProcessEngine:
             return
         if self._finish.done():
             return
-        who = "the process that starts nodes" if group < 0 else f"the process of {self._who(group)}"
         how = f"was killed by signal {-code}" if code < 0 else f"ended with code {code}"
+        self._blame_end(group, how)
+
+    def _blame_end(self, group: int, how: str) -> None:
+        """A process ended, and no fault had asked for it."""
+        who = "the process that starts nodes" if group < 0 else f"the process of {self._who(group)}"
         tail = self._boss.log_tail(group)
         self.fail(
             PartError(f"{who} {how}, which no fault asked for" + (f"\n{tail}" if tail else ""))
@@ -373,7 +385,7 @@ class ProcessEngine:
             **{name: totals[name] for name in COUNTERS if name not in ("steps", "idle")},
         }  # fmt: skip
         return Outcome(
-            part=self.part, world=self.world, seed=self.seed, engine="processes",
+            part=self.part, world=self.world, seed=self.seed, engine=self.name,
             seconds=seconds, ended=ended, driven=self.driven,
             records=sorted(self.reports.records, key=lambda record: record.time_s),
             messages=totals["messages"], bytes=totals["bytes"] + totals["transfer_bytes"],

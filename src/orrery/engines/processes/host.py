@@ -11,6 +11,7 @@ import numpy as np
 from orrery.base.errors import PartError
 from orrery.base.rand import Stream
 from orrery.engines.processes.tasks import Deadline, Event, Lock, Queue, Task
+from orrery.parts.monitor import boils_down
 from orrery.parts.node import Peers
 
 if TYPE_CHECKING:
@@ -133,8 +134,15 @@ class ProcessHost:
 
     def tap(self, phase: str, kind: str, tag: str, data: Any) -> None:
         """Show every monitor what enters ("before") or leaves ("after") a collective."""
-        if self._place.spec.tapped:
-            self._place.tap(self.now, self.id, phase, kind, tag, data)
+        for place, monitor in enumerate(self._place.spec.monitors):
+            told = data
+            if boils_down(monitor):
+                memories: dict[Any, Any] = self.__dict__.setdefault("_monitor_memories", {})
+                memory = memories.setdefault(place, {})
+                told = monitor.at_rank(memory, self.now, phase, kind, tag, data)
+                if told is None:
+                    continue
+            self._place.tap(self.now, self.id, place, phase, kind, tag, told)
 
     # -- bulk data
 

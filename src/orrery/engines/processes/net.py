@@ -8,10 +8,11 @@ short back-off. Whoever cannot prove that it belongs to the run is closed and co
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import secrets
 import socket
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 from orrery.engines.processes import wire
 from orrery.engines.processes.spec import Counters, RunSpec
@@ -21,6 +22,9 @@ BACKOFF_S = (0.01, 0.5)
 MOST_STRANGERS = 128
 # What may wait for a peer that reads slowly or not at all before more is lost.
 MOST_QUEUED_B = 256 << 20
+# What the system may hold of a connection that carries arrays. A sender with much more would run
+# far ahead of its reader, whose long bursts of work a busy machine then cuts up.
+SEND_B, RECEIVE_B = 256 << 10, 1 << 20
 
 
 class Net:
@@ -46,7 +50,7 @@ class Net:
 
     async def listen(self) -> int:
         """Open the listener; gives its port."""
-        self._server = await self.loop.create_server(lambda: _Accepting(self), self.spec.host, 0)
+        self._server = await self.loop.create_server(lambda: Accepting(self), self.spec.host, 0)
         return int(self._server.sockets[0].getsockname()[1])
 
     def set_address(self, group: int, host: str, port: int) -> None:
@@ -178,6 +182,8 @@ class Opening(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = transport
         no_delay(transport)
+        if self._lane == wire.LANE_BULK:
+            wide(transport)
 
     def data_received(self, data: bytes) -> None:
         if self.welcomed.done():
@@ -212,10 +218,25 @@ class Opening(asyncio.Protocol):
             self.welcomed.cancel()
 
 
-class _Accepting(asyncio.Protocol):
+class Door(Protocol):
+    """What the accepting side of a lane needs of whoever listens."""
+
+    loop: asyncio.AbstractEventLoop
+    spec: RunSpec
+    counters: Counters
+    strangers: int
+    accepted: set[asyncio.BaseTransport]
+
+    @property
+    def on_payload(self) -> Callable[[int, bytes], None]: ...
+
+
+class Accepting(asyncio.Protocol):
     """The listening side: challenges, verifies, then cuts frames out of the stream."""
 
-    def __init__(self, net: Net) -> None:
+    lane = wire.LANE_MESSAGES
+
+    def __init__(self, net: Door) -> None:
         self._net = net
         self._group = -1
         self._transport: Any = None
@@ -248,7 +269,7 @@ class _Accepting(asyncio.Protocol):
         counters = self._net.counters
         try:
             for payload in self._reader.feed(data):
-                self._net.on_payload(self._group, payload)
+                self._take(payload)
         except wire.WireError:
             counters.add("oversize")
             self._transport.abort()
@@ -256,12 +277,15 @@ class _Accepting(asyncio.Protocol):
             counters.add("corrupt", self._reader.corrupt)
             self._reader.corrupt = 0
 
+    def _take(self, payload: bytes) -> None:
+        self._net.on_payload(self._group, payload)
+
     def _verify(self) -> bytes:
         net = self._net
         head = bytes(self._buffer[: wire.OPEN.size])
         try:
             lane, group, proof = wire.check_opening(net.spec.secret, head, self._nonce)
-            if lane != wire.LANE_MESSAGES or group > net.spec.driver_group:
+            if lane != self.lane or group > net.spec.driver_group:
                 raise wire.WireError("the other side opened the wrong lane")
         except wire.WireError:
             self._refuse()
@@ -290,6 +314,15 @@ class _Accepting(asyncio.Protocol):
             if not self._counted:
                 self._counted = True
                 self._net.counters.add("refused")
+
+
+def wide(transport: asyncio.BaseTransport) -> None:
+    """Set how much of an array may be under way on a connection."""
+    sock = transport.get_extra_info("socket")
+    if sock is not None:
+        for option, size_B in ((socket.SO_SNDBUF, SEND_B), (socket.SO_RCVBUF, RECEIVE_B)):
+            with contextlib.suppress(OSError):  # a system may allow less
+                sock.setsockopt(socket.SOL_SOCKET, option, size_B)
 
 
 def no_delay(transport: asyncio.BaseTransport) -> None:

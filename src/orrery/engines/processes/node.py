@@ -104,10 +104,14 @@ class ChildPlace(Place):
         except OSError:
             data = b""
         if not data:
-            os._exit(0)
+            self._orphaned()
         for payload in self._reader.feed(data):
             word, *rest = values.unpack(payload)
             getattr(self, "_on_" + word)(*rest)
+
+    def _orphaned(self) -> None:
+        """The parent is gone, and so is the run."""
+        os._exit(0)
 
     def _on_peers(self, peers: dict[int, tuple[str, int, int]]) -> None:
         for group, (host, port, bulk_port) in peers.items():

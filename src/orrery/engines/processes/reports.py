@@ -40,17 +40,21 @@ class Reports:
             monitor.on_emit(time_s, node, values)
 
     @property
-    def taps(self) -> bool:
-        """Whether any monitor looks at collectives; else their data need not be sent here."""
+    def tapping(self) -> tuple[Monitor, ...]:
+        """The monitors that look at collectives; for others their data need not be sent here."""
         hooks = ("before_collective", "after_collective")
-        return any(getattr(type(monitor), hook) is not getattr(Monitor, hook)
-                   for monitor in self._monitors for hook in hooks)  # fmt: skip
+        return tuple(
+            monitor for monitor in self._monitors
+            if any(getattr(type(monitor), hook) is not getattr(Monitor, hook) for hook in hooks)
+        )  # fmt: skip
 
-    def tap(self, time_s: float, node: int, phase: str, kind: str, tag: str, data: Any) -> None:
-        """A rank enters or leaves a collective."""
-        for monitor in self._monitors:
-            see = monitor.before_collective if phase == "before" else monitor.after_collective
-            see(time_s, node, kind, tag, data)
+    def tap(
+        self, time_s: float, node: int, place: int, phase: str, kind: str, tag: str, data: Any
+    ) -> None:
+        """A rank enters or leaves a collective, and a monitor is told of it."""
+        monitor = self.tapping[place]
+        see = monitor.before_collective if phase == "before" else monitor.after_collective
+        see(time_s, node, kind, tag, data)
 
     def log(self, time_s: float, node: int, words: str) -> None:
         if self._on_log is not None:

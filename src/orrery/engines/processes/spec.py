@@ -10,6 +10,7 @@ from typing import Any
 
 from orrery.base.errors import CodecError, PartError, PlatformLacks
 from orrery.engines.processes import values
+from orrery.parts.monitor import Monitor
 from orrery.parts.node import Node
 from orrery.world import World
 from orrery.world.faults import Fault
@@ -37,7 +38,7 @@ class RunSpec:
     raw: bool
     max_frame_B: int
     driver: Any
-    tapped: bool = False  # whether a monitor wants to see collectives
+    monitors: tuple[Monitor, ...] = ()  # those that want to see collectives
 
     def __post_init__(self) -> None:
         self.size = self.world.size  # also where nobody is cast and the problem acts alone
@@ -77,7 +78,7 @@ class RunSpec:
                 "groups": self.groups, "folder": self.folder, "arenas": self.arenas,
                 "secret": self.secret, "host": self.host, "raw": self.raw,
                 "max_frame_B": self.max_frame_B, "driver": self.driver,
-                "tapped": self.tapped,
+                "monitors": list(self.monitors),
             })  # fmt: skip
         except CodecError as error:
             raise PartError(
@@ -97,7 +98,7 @@ class RunSpec:
             folder=fields["folder"], arenas=fields["arenas"], secret=fields["secret"],
             host=fields["host"], raw=fields["raw"], max_frame_B=fields["max_frame_B"],
             driver=fields["driver"],
-            tapped=fields["tapped"],
+            monitors=tuple(fields["monitors"]),
         )  # fmt: skip
 
 
@@ -141,6 +142,15 @@ class Counters:
         at = len(COUNTERS) + place
         return sum(self._all[row * self._width + at] for row in range(self._rows))
 
+    def row(self) -> list[int]:
+        """All numbers of this process, for one that shares no file with the parent."""
+        return self._all[self._base : self._base + self._width].tolist()
+
+    def set_row(self, row: int, numbers: list[int]) -> None:
+        """Write down what such a process counted."""
+        for place, number in enumerate(numbers[: self._width]):
+            self._all[row * self._width + place] = number
+
     def close(self) -> None:
         self._all.release()
         self._map.close()
@@ -166,8 +176,8 @@ def group_nodes(size: int, alone: frozenset[int], per_process: int | None) -> li
     return groups
 
 
-def check_options(**options: Any) -> None:
+def check_options(engine: str = "ProcessEngine", **options: Any) -> None:
     """Refuse a numeric option that is not a whole number of at least one."""
     for name, value in options.items():
         if value is not None and (not isinstance(value, int) or value is True or value < 1):
-            raise PartError(f"ProcessEngine({name}={value!r}): give a whole number >= 1")
+            raise PartError(f"{engine}({name}={value!r}): give a whole number >= 1")

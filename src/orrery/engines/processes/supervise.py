@@ -14,7 +14,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from orrery.engines.processes import values, wire
 from orrery.engines.processes.node import CONTROL_B
@@ -39,6 +39,39 @@ def pick_start(start: str) -> str:
     if sys.platform != "linux" or (torch is not None and torch.cuda.is_initialized()):
         return "spawn"
     return "fork"
+
+
+class Boss(Protocol):
+    """What an engine asks of whoever starts, ends and hears its node processes."""
+
+    pids: dict[int, int]  # group -> pid of its living process
+
+    async def attach(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Begin to listen on this loop."""
+
+    def spawn(self, group: int, again: int) -> None:
+        """Start the process of a group, for the `again`-th time."""
+
+    async def settle(self) -> None:
+        """Wait for whatever else must be there before time begins."""
+
+    def signal(self, group: int, signum: int) -> None:
+        """Kill, stop or continue the process of a group."""
+
+    def say(self, group: int, *words: Any) -> None:
+        """Tell a node process something; one that is gone hears nothing."""
+
+    def host_of(self, group: int) -> str:
+        """The address at which the process of a group listens."""
+
+    def log_tail(self, group: int, most_B: int = 2000) -> str:
+        """The last that a process printed."""
+
+    async def stop(self) -> None:
+        """Ask every node process to end, and wait a little for it."""
+
+    def close(self) -> None:
+        """End whatever is left."""
 
 
 class Supervisor:
@@ -82,7 +115,7 @@ class Supervisor:
 
     # -- orders
 
-    def attach(self, loop: asyncio.AbstractEventLoop) -> None:
+    async def attach(self, loop: asyncio.AbstractEventLoop) -> None:
         """Listen to the zygote on this loop."""
         self._loop = loop
         self._socket.setblocking(False)
@@ -90,6 +123,9 @@ class Supervisor:
 
     def spawn(self, group: int, again: int) -> None:
         self._order(SPAWN, group, again)
+
+    async def settle(self) -> None:
+        """A zygote is all that it takes."""
 
     def signal(self, group: int, signum: int) -> None:
         self._order(SIGNAL, group, signum)
@@ -136,13 +172,11 @@ class Supervisor:
             end.setblocking(False)
             line.task = self._loop.create_task(_join(self._loop, line, end))
 
+    def host_of(self, group: int) -> str:
+        return self._spec.host
+
     def log_tail(self, group: int, most_B: int = 2000) -> str:
-        """The last that a process printed."""
-        path = Path(self._spec.folder) / (f"log-{group}" if group >= 0 else "log-zygote")
-        try:
-            return path.read_bytes()[-most_B:].decode(errors="replace").strip()
-        except OSError:
-            return ""
+        return tail_of(self._spec.folder, f"log-{group}" if group >= 0 else "log-zygote", most_B)
 
     # -- the end
 
@@ -179,6 +213,15 @@ class Supervisor:
         except ChildProcessError:
             return True
         return pid != 0
+
+
+def tail_of(folder: str, name: str, most_B: int) -> str:
+    """The end of a log file of the run."""
+    try:
+        data = (Path(folder) / name).read_bytes()
+    except OSError:
+        return ""
+    return data[-most_B:].decode(errors="replace").strip()
 
 
 class _Line(asyncio.Protocol):

@@ -23,7 +23,8 @@ MAGIC = b"ORRY"
 VERSION = 1
 NONCE_B = 32
 MAC_B = 32
-LANE_MESSAGES, LANE_BULK = 1, 2
+LANE_MESSAGES, LANE_BULK, LANE_CONTROL = 1, 2, 3
+LANES = (LANE_MESSAGES, LANE_BULK, LANE_CONTROL)
 TELL, ASK, REPLY, REFUSED, ARRIVED = range(5)
 
 HELLO = struct.Struct(f"<4sB{NONCE_B}s")
@@ -63,7 +64,7 @@ def opening(secret: bytes, lane: int, group: int, theirs: bytes, ours: bytes) ->
 def check_opening(secret: bytes, data: bytes, ours: bytes) -> tuple[int, int, bytes]:
     """Verify an opening: (lane, group, proof to send back)."""
     magic, version, lane, group, theirs, mac = OPEN.unpack(data)
-    if magic != MAGIC or version != VERSION or lane not in (LANE_MESSAGES, LANE_BULK):
+    if magic != MAGIC or version != VERSION or lane not in LANES:
         raise WireError("the other side does not speak this protocol; both must be one version")
     if not hmac.compare_digest(mac, _mac(secret, b"open", lane, group, ours, theirs)):
         raise WireError("the other side does not know the secret of this run")

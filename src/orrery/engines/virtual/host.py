@@ -11,6 +11,7 @@ import numpy as np
 
 from orrery.base.errors import PartError
 from orrery.parts.groups import compact
+from orrery.parts.monitor import boils_down
 from orrery.parts.node import Peers
 from orrery.parts.shapes import work_of
 
@@ -126,8 +127,15 @@ class HostMethods:
     def tap(self, phase: str, kind: str, tag: str, data: Any) -> None:
         """Show every monitor what enters ("before") or leaves ("after") a collective."""
         for monitor in self._engine.monitors:
+            told = data
+            if boils_down(monitor):
+                memories: dict[Any, Any] = self.__dict__.setdefault("_monitor_memories", {})
+                memory = memories.setdefault(id(monitor), {})
+                told = monitor.at_rank(memory, self.now, phase, kind, tag, data)
+                if told is None:
+                    continue
             see = monitor.before_collective if phase == "before" else monitor.after_collective
-            see(self.now, self.id, kind, tag, data)
+            see(self.now, self.id, kind, tag, told)
 
     # -- compute
 

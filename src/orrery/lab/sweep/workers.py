@@ -27,11 +27,18 @@ class Workers(Protocol):
         ...
 
 
-KINDS: dict[str, Callable[[Store, int], Workers]] = {"processes": Runner}
+def _on_ray(store: Store, jobs: int, address: str = "") -> Workers:
+    from orrery.lab.sweep.on_ray import RayRunner
+
+    return RayRunner(store, jobs, address or None)
+
+
+KINDS: dict[str, Callable[..., Workers]] = {"processes": Runner, "ray": _on_ray}
 
 
 def make_workers(on: str, store: Store, jobs: int) -> Workers:
-    """Workers by the name of their kind."""
-    if on not in KINDS:
+    """Workers by the name of their kind; "ray:host:port" are those of a cluster at an address."""
+    kind, _, address = str(on).partition(":")
+    if kind not in KINDS or (address and kind != "ray"):
         raise UsageError(f"on {on!r}: no such workers; {did_you_mean(str(on), KINDS)}")
-    return KINDS[on](store, jobs)
+    return KINDS[kind](store, jobs, address) if address else KINDS[kind](store, jobs)
