@@ -56,7 +56,8 @@ def test_a_load_is_played_at_its_times_and_told_in_full():
         times = got.token_times_s[served.id]
         assert len(times) == served.output_tokens == 4
         assert served.arrival_s <= served.queued_s <= served.started_s < served.first_s
-        assert served.first_s <= times[0] < times[-1]
+        # A token counts as made once it was told.
+        assert served.started_s < times[0] <= served.first_s < times[-1] <= served.last_s
         assert served.ttft_s > 0 and served.tpot_s > 0
     assert sum(step.made for step in got.steps) == 24
     assert all(a.ended_s <= b.began_s for a, b in zip(got.steps, got.steps[1:], strict=False))
@@ -142,7 +143,10 @@ def test_the_shapes_of_a_profile_stay_within_the_limits():
 
 
 def law(prefill, decodes, kv):
-    """A machine with known costs: bends in both curves, and lines."""
+    """A machine with known costs: bends in both curves, and lines; one new token is a decode."""
+    ones = [past + 1 for new, past in prefill if new == 1]
+    prefill = [chunk for chunk in prefill if chunk[0] > 1]
+    decodes, kv = decodes + len(ones), kv + sum(ones)
     tokens = decodes + sum(new for new, _ in prefill)
     rows = decodes + len(prefill)
     attention = 2e-6 * kv + 1e-8 * sum(n * (n + p) for n, p in prefill)

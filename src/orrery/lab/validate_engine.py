@@ -23,15 +23,19 @@ from orrery.models.replica import Replica, drain
 from orrery.models.requests import Request
 from orrery.models.specs import ModelSpec, spec
 
-# The share of the engine's capacity that each load asks for.
-LOADS = {"quiet": 0.2, "busy": 0.7, "saturated": 1.5}
+# The share of the engine's capacity that each load asks for; more than one share is too much for
+# any engine, also for one that does prompts and decodes in the same step.
+LOADS = {"quiet": 0.2, "busy": 0.7, "saturated": 2.0}
 TABLES = ("steps", "operators")
 # What a forecast must reach: the mean error over requests.
 TTFT_BAR, TPOT_BAR = 0.10, 0.12
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
-    """What the engine may do in one step, and the lengths of the loads' requests."""
+    """What the engine may do in one step, and the lengths of the loads' requests.
+
+    `shapes` is how many compositions of steps are measured.
+    """
 
     step_tokens: int = 256
     max_sequences: int = 24
@@ -39,6 +43,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     block_tokens: int = 16
     prompt: int = 96
     answer: int = 24
+    shapes: int = 160
 
     @property
     def blocks(self) -> int:
@@ -48,7 +53,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
 
 SMALL = Limits()
 LARGE = Limits(
-    step_tokens=2048, max_sequences=64, max_context=4096, prompt=512, answer=128
+    step_tokens=2048, max_sequences=64, max_context=8192, prompt=1536, answer=128, shapes=480
 )  # fmt: skip
 
 
@@ -74,6 +79,7 @@ class Bench:
         self.clock = meter.clock
         # On a GPU the host spins, as serving engines do: one that slept is slow for a while.
         self.sleep: Callable[[float], None] = getattr(meter.clock, "sleep", _spin)
+        self._replica: Any = None
 
     def scheduler(self) -> Scheduler:
         from orrery.models.real import Continuous
@@ -81,50 +87,65 @@ class Bench:
         limits = self.limits
         return Continuous(step_tokens=limits.step_tokens, max_sequences=limits.max_sequences)
 
-    def table(self, kind: str) -> Any:
-        """Step times of this engine: from single steps, or from operators measured alone."""
-        limits = self.limits
-        if kind == "steps":
-            from orrery.models.real import profile
+    @property
+    def replica(self) -> Any:
+        """The real engine, one for everything: what it recorded belongs to its cache."""
+        if self._replica is None:
+            from orrery.models.real import RealReplica
 
-            made, _ = profile(
-                self.real, blocks=limits.blocks, block_tokens=limits.block_tokens,
-                step_tokens=limits.step_tokens, max_sequences=limits.max_sequences,
-                max_context=limits.max_context, seed=self.seed, clock=self.clock,
+            limits = self.limits
+            self._replica = RealReplica(
+                self.real, self.scheduler(), blocks=limits.blocks,
+                block_tokens=limits.block_tokens, caching=False, clock=self.clock,
             )  # fmt: skip
-            return made
+            if self._replica.graphs is not None:
+                self._replica.graphs.prepare()
+        return self._replica
+
+    def profiler(self) -> Any:
+        """What measures single steps of this engine."""
+        from orrery.models.real import Profiler
+
+        limits = self.limits
+        return Profiler(
+            self.replica, step_tokens=limits.step_tokens, max_sequences=limits.max_sequences,
+            max_context=limits.max_context, count=limits.shapes, seed=self.seed,
+        )  # fmt: skip
+
+    def operators(self) -> Any:
+        """Step times of this engine from operators that were measured alone."""
         from orrery.systems.ops.dooly import Sweep, foretelling
 
+        limits = self.limits
         sweep = Sweep(
             step_tokens=limits.step_tokens, max_sequences=limits.max_sequences,
             max_context=limits.max_context, block_tokens=limits.block_tokens, contexts=3,
         )  # fmt: skip
         steps, _, _ = foretelling(self.model, self.meter, sweep)
-        return steps
+        graphs = self.replica.graphs
+        if graphs is None:
+            return steps
+        from orrery.lab.replayed_meter import PaddedSteps
+
+        return PaddedSteps(steps, graphs.pads)
 
     def load(self, steps: Any, share: float, count: int, number: int) -> list[Request]:
-        """Requests that ask for a share of what the engine can do with a third of its batch."""
+        """Requests that ask for a share of what the engine can do with its batch full."""
         from orrery.systems.ops.dooly.trial import load_of
 
         limits = self.limits
         return load_of(
             steps, share, count=count, seed=self.seed + number, prompt=limits.prompt,
-            answer=limits.answer, together=max(limits.max_sequences // 3, 1),
+            answer=limits.answer, together=limits.max_sequences,
         )  # fmt: skip
 
     def served(self, requests: Sequence[Request]) -> Any:
         """What the real engine made of a load."""
-        from orrery.models.real import RealReplica, serve_all
+        from orrery.models.real import serve_all
         from orrery.models.real.jobs import jobs_of
 
-        limits = self.limits
-        gc.collect()  # the cache of the load before may still be there
-        replica = RealReplica(
-            self.real, self.scheduler(), blocks=limits.blocks, block_tokens=limits.block_tokens,
-            caching=False, clock=self.clock,
-        )  # fmt: skip
-        jobs = jobs_of(requests, self.real.spec.vocab, block_tokens=limits.block_tokens)
-        return serve_all(replica, jobs, sleep=self.sleep)
+        jobs = jobs_of(requests, self.real.spec.vocab, block_tokens=self.limits.block_tokens)
+        return serve_all(self.replica, jobs, sleep=self.sleep)
 
     def foretold(self, steps: Any, requests: Sequence[Request]) -> list[Any]:
         """What the modelled engine makes of it."""
@@ -161,6 +182,7 @@ def open_bench(
 
     from orrery.models.real import Transformer
     from orrery.models.real.backend import pick_device
+    from orrery.models.real.graphs import can_record
     from orrery.systems.ops.dooly import TorchMeter
 
     place = pick_device(device)
@@ -170,9 +192,12 @@ def open_bench(
     if place == "cpu":
         torch.set_num_threads(1)  # the processor clock follows one thread
     clock = time.perf_counter if place != "cpu" else None
-    meter = TorchMeter(place, dtype, clock=clock)
     real = Transformer.random(shape, seed=seed, device=place, dtype=dtype)
-    return Bench(shape, real, meter, limits, seed)
+    if can_record(real):
+        from orrery.lab.replayed_meter import ReplayedMeter
+
+        return Bench(shape, real, ReplayedMeter(place, dtype, clock=clock), limits, seed)
+    return Bench(shape, real, TorchMeter(place, dtype, clock=clock), limits, seed)
 
 
 def validate_engine(
@@ -194,27 +219,48 @@ def validate_engine(
 def _compared(
     bench: Bench, tables: Sequence[str], requests: int, on_load: Callable[[str], None] | None
 ) -> dict[str, Any]:
-    made = {kind: bench.table(kind) for kind in tables}
-    rows = []
+    made, rows = {}, []
+    # A machine that is shared is faster now, slower then: steps are measured before and after each
+    # load. A GPU is ours alone, and three rounds beforehand do.
+    shared = bench.real.device == "cpu"
+    profiler = bench.profiler() if "steps" in tables else None
+    if profiler is not None:
+        profiler.measure(1 if shared else 3)
+        made["steps"] = profiler.table()
+    if "operators" in tables:
+        made["operators"] = bench.operators()
+    first = next(iter(made.values()))
     for number, (name, share) in enumerate(LOADS.items()):
-        asked = bench.load(next(iter(made.values())), share, requests, number)
+        asked = bench.load(first, share, requests, number)
         got = bench.served(asked)
+        if profiler is not None and shared:
+            profiler.measure()
+            made["steps"] = profiler.table(last=2)
         for kind, steps in made.items():
-            told = bench.foretold(steps, asked)
-            apart = [steps.seconds(s.prefill, s.decodes, s.decode_kv) / s.seconds - 1
-                     for s in got.steps]  # fmt: skip
-            rows.append({
-                "load": name, "table": kind, "requests": len(asked), **errors(told, got.served),
-                "step_mape": float(np.mean(np.abs(apart))), "step_bias": float(np.mean(apart)),
-                "real_ttft_s": got.mean("ttft_s"), "real_tpot_s": got.mean("tpot_s"),
-                "real_seconds": got.seconds,
-            })  # fmt: skip
+            rows.append(_row(bench, name, kind, steps, asked, got))
             if on_load is not None:
                 on_load(f"{name}, from {kind}: TTFT {rows[-1]['ttft_mape']:.1%}, "
                         f"TPOT {rows[-1]['tpot_mape']:.1%}")  # fmt: skip
     return {
         "model": bench.model.name, "device": bench.meter.device, "dtype": bench.meter.dtype_name,
+        "recorded_steps": bench.replica.graphs is not None,
         "load_average": os.getloadavg()[0], "rows": rows,
+    }  # fmt: skip
+
+
+def _row(
+    bench: Bench, load: str, kind: str, steps: Any, asked: Sequence[Request], got: Any
+) -> dict[str, Any]:
+    """A load beside its forecast: errors of requests and of steps, and how the engine fared."""
+    told = bench.foretold(steps, asked)
+    apart = [steps.seconds(s.prefill, s.decodes, s.decode_kv) / s.seconds - 1 for s in got.steps]
+    return {
+        "load": load, "table": kind, "requests": len(asked), **errors(told, got.served),
+        "step_mape": float(np.mean(np.abs(apart))), "step_bias": float(np.mean(apart)),
+        "real_ttft_s": got.mean("ttft_s"), "real_tpot_s": got.mean("tpot_s"),
+        "real_seconds": got.seconds,
+        "real_step_s": float(np.mean([s.seconds for s in got.steps])),
+        "most_waiting": max(s.queue for s in got.steps),
     }  # fmt: skip
 
 

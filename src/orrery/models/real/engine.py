@@ -16,6 +16,7 @@ import msgspec
 
 from orrery.base.errors import OrreryError, PartError, UsageError
 from orrery.models.ports import Batch, EngineView, Hit, ReplicaView, Scheduler
+from orrery.models.real.graphs import Graphs, can_record
 from orrery.models.real.jobs import Answer, Job, Live
 from orrery.models.real.paged import BLANK, PagedPool, Piece
 from orrery.models.real.sample import choose
@@ -50,17 +51,31 @@ class RealReplica:
 
     `submit` and `cancel` may be called from any thread; `step` is called by one thread only.
     Counters as in the modelled replica: `made`, `hit_tokens`, `preemptions`, `busy_s`.
+
+    graphs   whether steps are recorded and replayed (`Graphs`); None: where that can be done.
+             A dictionary of options for `Graphs` is a yes, too.
     """
 
     def __init__(
         self, model: Any, scheduler: Scheduler | None = None, *, blocks: int,
         block_tokens: int = 16, caching: bool = True, index: int = 0,
         clock: Callable[[], float] = time.perf_counter,
+        graphs: bool | dict[str, Any] | None = None,
     ) -> None:  # fmt: skip
         self.model, self.scheduler, self.index = model, scheduler or Continuous(), index
         self.clock = clock
         self.pool = PagedPool(blocks, block_tokens, caching=caching)
-        self.cache = model.new_cache(blocks, block_tokens)
+        self.graphs: Graphs | None = None
+        if can_record(model) if graphs is None else graphs is not False:
+            self.cache = model.new_cache(blocks, block_tokens, spare=True)
+            limits = {
+                "step_tokens": getattr(self.scheduler, "step_tokens", 512),
+                "max_sequences": getattr(self.scheduler, "max_sequences", 64),
+            }
+            more = graphs if isinstance(graphs, dict) else {}
+            self.graphs = Graphs(model, self.cache, **{**limits, **more})
+        else:
+            self.cache = model.new_cache(blocks, block_tokens)
         self.waiting: deque[Live] = deque()
         self.running: list[Live] = []
         self.made = self.hit_tokens = self.preemptions = self.steps = 0
@@ -136,8 +151,7 @@ class RealReplica:
         except Exception as error:  # out of memory, a kernel that fails: nobody may wait for ever
             self.fail_running(f"the model failed: {type(error).__name__}: {error}")
             return True
-        now_s = self.clock()
-        made = self._end(work, chosen, now_s)
+        made, now_s = self._end(work, chosen)
         self.steps += 1
         self.busy_s += now_s - began_s
         if self.on_step is not None:
@@ -150,9 +164,12 @@ class RealReplica:
 
     def _compute(self, pieces: list[Piece], batch: list[Live]) -> list[int | None]:
         """The next token of each sequence that gets one, else None."""
-        logits = self.model.step(pieces, self.cache)
         sampled = [seq for seq, piece in zip(batch, pieces, strict=True) if piece.sample]
-        tokens = iter(choose(logits, sampled))
+        replayed = None if self.graphs is None else self.graphs.step(pieces)
+        if replayed is None:
+            tokens = iter(choose(self.model.step(pieces, self.cache), sampled))
+        else:
+            tokens = iter(choose(replayed[0], sampled, replayed[1]))
         return [next(tokens) if piece.sample else None for piece in pieces]
 
     def run(self, *, limit: int | None = None) -> None:
@@ -226,11 +243,13 @@ class RealReplica:
                     continue
             else:
                 need = -(-(seq.computed + tokens) // size) - len(seq.held)
-                blocks = self.pool.take_blocks(need)
-                if blocks is None:
-                    continue
-                seq.set_blocks(seq.held + [BLANK] * len(blocks), seq.table + blocks)
-            if (seq.computed + tokens) // size > seq.computed // size:
+                if need > 0:
+                    blocks = self.pool.take_blocks(need)
+                    if blocks is None:
+                        continue
+                    seq.set_blocks(seq.held + [BLANK] * need, seq.table + blocks)
+            whole = (seq.computed + tokens) // size > seq.computed // size
+            if whole and self.pool.caching:
                 self._fill(seq, seq.computed + tokens)
             work.append((seq, tokens))
         return work
@@ -283,28 +302,35 @@ class RealReplica:
         seq.set_blocks([], [])
         seq.computed = 0
 
-    def _end(self, work: list[tuple[Live, int]], chosen: list[int | None], now_s: float) -> int:
-        """What was computed is there now; tell whom it concerns. How many tokens were made."""
-        made = 0
+    def _end(
+        self, work: list[tuple[Live, int]], chosen: list[int | None]
+    ) -> tuple[int, float]:  # fmt: skip
+        """What was computed is there now; tell whom it concerns. (Tokens made, when all were told).
+
+        A token counts as made when it was told, and those of one step count as told together.
+        """
+        makers = []
         for (seq, tokens), token in zip(work, chosen, strict=True):
             seq.computed += tokens
             if token is None:
                 continue
-            if not seq.generated:
-                seq.first_s = now_s
-            made += 1
+            makers.append(seq)
             seq.tokens.append(token)
-            seq.times_s.append(now_s)
             seq.generated += 1
             seq.planned = seq.generated
             if seq.job.on_token is not None:
                 seq.job.on_token(token)
-            if token == seq.job.end:
+        now_s = self.clock()
+        for seq in makers:
+            if seq.generated == 1:
+                seq.first_s = now_s
+            seq.times_s.append(now_s)
+            if seq.tokens[-1] == seq.job.end:
                 self._leave(seq, "stop", now_s)
             elif seq.generated >= seq.request._output_tokens:
                 self._leave(seq, "length", now_s)
-        self.made += made
-        return made
+        self.made += len(makers)
+        return len(makers), now_s
 
     def _leave(self, seq: Live, reason: str, now_s: float, why: str = "") -> None:
         """A job ends: its blocks go back, and its client is told."""

@@ -1,27 +1,24 @@
 """Measuring a real replica: what loads do on the wall clock, and what single steps take.
 
-`serve_all` plays jobs at their arrival times and tells how each fared. `profile` runs the engine's
-own loop on chosen batches and fits a `StepTable`, with which a modelled replica foretells loads.
+`serve_all` plays jobs at their arrival times and tells how each fared. `time_step` runs the
+engine's own loop on chosen batches; `orrery.models.real.profiler` makes tables of their times.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import msgspec
 import numpy as np
 
 from orrery.base.errors import UsageError
 from orrery.base.rand import Stream
-from orrery.models.ports import Scheduler
 from orrery.models.real.engine import RUNNING, RealReplica, StepRecord
-from orrery.models.real.jobs import Answer, Job, Live, make_job
+from orrery.models.real.jobs import Answer, Job, Live
 from orrery.models.real.paged import BLANK
-from orrery.models.real.schedule import Continuous
-from orrery.models.real.steptable import KNOTS, Shape, StepTable, fit
-from orrery.models.requests import Served
+from orrery.models.real.steptable import KNOTS, Shape
+from orrery.models.requests import Request, Served
 
 
 class ProcessorClock:
@@ -134,9 +131,9 @@ def plant(replica: RealReplica, id: int, past: int, new: int, *, decoding: bool)
     """
     whole, size = past + new, replica.pool.block_tokens
     room = replica.model.spec.vocab
-    tokens = [(id * 7919 + place * 31) % room for place in range(whole)]
-    job = make_job(id, tokens[: whole - 1] if decoding else tokens, 1 << 20, block_tokens=size)
-    seq = Live(job, 0.0)
+    tokens = [0] * past + [(id * 7919 + place * 31) % room for place in range(past, whole)]
+    prompt = tokens[: whole - 1] if decoding else tokens
+    seq = Live(Job(Request(id, 0.0, len(prompt), 1 << 20), prompt), 0.0)
     if decoding:
         seq.tokens = tokens
         seq.generated = seq.planned = 1
@@ -159,16 +156,26 @@ def ragged(rng: Stream, count: int, total: int) -> list[int]:
 
 
 def time_step(
-    replica: RealReplica, shape: Shape, rng: Stream, *, repeats: int = 1
+    replica: RealReplica, shape: Shape, rng: Stream, *, repeats: int = 1, lead: int = 0
 ) -> list[StepRecord]:
-    """Run the engine's loop on one composition; a decode batch is stepped `repeats` times."""
+    """Run the engine's loop on one composition; a decode batch is stepped `repeats` times.
+
+    lead   the decodes do so many steps before, where they are long enough: in a load, too, a step
+           follows upon others, and finds the host's code and data in its caches
+    """
     prefill, decodes, decode_kv = shape
     records: list[StepRecord] = []
-    was, replica.on_step = replica.on_step, records.append
+    lengths = ragged(rng, decodes, decode_kv) if decodes else []
+    lead = min([lead, *(length - 2 for length in lengths)]) if lengths else 0
+    was = replica.on_step
     serial = replica.steps * 1000
     try:
-        for number, length in enumerate(ragged(rng, decodes, decode_kv) if decodes else ()):
-            plant(replica, serial + number, length - 1, 1, decoding=True)
+        for number, length in enumerate(lengths):
+            plant(replica, serial + number, length - 1 - lead, 1, decoding=True)
+        replica.on_step = None
+        for _ in range(lead):
+            replica.step()
+        replica.on_step = records.append
         for number, (new, past) in enumerate(prefill):
             plant(replica, serial + 500 + number, past, new, decoding=False)
         for _ in range(repeats if not prefill else 1):
@@ -187,6 +194,8 @@ def warm_up(replica: RealReplica, *, step_tokens: int, max_sequences: int) -> No
     A GPU loads a kernel when it is first used, and which one is used depends on the size. The
     replica's scheduler must allow such steps.
     """
+    if replica.graphs is not None:
+        replica.graphs.prepare()
     rng = Stream(0, "profile", "warm")
     small = range(1, min(64, max_sequences) + 1)
     for decodes in [*small, *range(64, max_sequences + 1, 8)]:
@@ -205,7 +214,7 @@ def shapes_to_try(
     shapes: list[Shape] = [
         ((), decodes, decodes * max(2, each))
         for decodes in [*batches, max_sequences]
-        for each in (2, context // 4, context // 2)
+        for each in (2, context // 16, context // 4, context // 2)
     ]
     shapes += [
         (((new, past),), 0, 0)
@@ -214,11 +223,11 @@ def shapes_to_try(
         if past >= 0 and past + new <= context
     ]
     while len(shapes) < count:
-        decodes = _spread(rng, max_sequences - 1)
-        kv = decodes * max(2, _spread(rng, context // 2))
+        decodes = spread(rng, max_sequences - 1)
+        kv = decodes * max(2, spread(rng, context // 2))
         prefill, left = [], step_tokens - decodes
         for _ in range(rng.choice((1, 1, 1, 2, 3, 4))):
-            new = min(_spread(rng, step_tokens), left, context)
+            new = min(spread(rng, step_tokens), left, context)
             if new >= 1 and decodes + len(prefill) < max_sequences:
                 past = rng.choice((0, 0, 0, rng.randrange(context - new + 1)))
                 prefill.append((new, past))
@@ -237,61 +246,12 @@ def typical(times: Sequence[float]) -> float:
     return float(np.mean(np.minimum(times, 1.5 * np.median(times))))
 
 
-def _spread(rng: Stream, most: int) -> int:
+def spread(rng: Stream, most: int) -> int:
     """A whole number from 1 to `most`, as often small as large."""
     return max(1, min(most, round(float(most) ** rng.random())))
 
 
-def profile(
-    model: Any, *, blocks: int, block_tokens: int = 16, step_tokens: int = 256,
-    max_sequences: int = 32, max_context: int = 1024, count: int = 160, repeats: int = 3,
-    seed: int = 0, watts: float = 0.0, scheduler: Scheduler | None = None,
-    clock: Callable[[], float] = time.perf_counter,
-    on_progress: Callable[[int], None] | None = None,
-) -> tuple[StepTable, list[StepRecord]]:  # fmt: skip
-    """(the table of step times of a model on this machine, the steps that were measured).
-
-    Every composition is measured `repeats` times, in rounds of another order, so that what the
-    machine does meanwhile hits all of them alike; the fit sees the `typical` time of each.
-    """
-    max_context = min(max_context, model.max_context, blocks * block_tokens // 2)
-    limits = {"step_tokens": step_tokens, "max_sequences": max_sequences}
-    driver = scheduler or Continuous(**limits)
-    replica = RealReplica(
-        model, driver, blocks=blocks, block_tokens=block_tokens, caching=False, clock=clock
-    )
-    rng = Stream(seed, "profile", "shapes")
-    wanted = shapes_to_try(rng, count=count, max_context=max_context, **limits)
-    room = (blocks - max_sequences - 1) * block_tokens
-    shapes = [s for s in wanted if s[2] + sum(new + past for new, past in s[0]) <= room]
-    if model.device == "cpu":
-        for shape in shapes[:3]:
-            time_step(replica, shape, rng)  # the first steps of a process are slower
-    else:
-        warm_up(replica, **limits)
-    times: list[list[float]] = [[] for _ in shapes]
-    records: list[StepRecord] = []
-    for _ in range(repeats):
-        order = list(range(len(shapes)))
-        rng.shuffle(order)
-        for place in order:
-            for record in time_step(replica, shapes[place], rng):
-                got = (record.prefill, record.decodes, record.decode_kv)
-                if got != (tuple(shapes[place][0]), *shapes[place][1:]):
-                    raise UsageError(
-                        f"profile: the scheduler made {got} of {shapes[place]}; give one that "
-                        f"computes all in one step"
-                    )
-                records.append(record)
-                times[place].append(record.seconds)
-            if on_progress is not None:
-                on_progress(1)
-    usual = [typical(each) for each in times]
-    about = f"{model.spec.name}, {model.dtype_name} on {model.device}, {len(records)} steps"
-    return fit(model.spec, shapes, usual, watts=watts, about=about), records
-
-
 __all__ = [
-    "Measured", "ProcessorClock", "plant", "profile", "serve_all", "shapes_to_try", "time_step",
-    "warm_up",
+    "Measured", "ProcessorClock", "plant", "ragged", "serve_all", "shapes_to_try", "spread",
+    "time_step", "typical", "warm_up",
 ]  # fmt: skip

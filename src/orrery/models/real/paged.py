@@ -153,19 +153,20 @@ class PagedCache:
     """Keys and values of all layers: `[layer][block, place in block, head, width]`.
 
     With latent attention (MLA) only the latent vector and the rotated key are kept, and the values
-    are the first part of the keys.
+    are the first part of the keys. `spare` adds a block that nobody is given: padding writes there.
     """
 
     def __init__(
-        self, spec: ModelSpec, blocks: int, block_tokens: int, *, device: str, dtype: Any
-    ) -> None:
+        self, spec: ModelSpec, blocks: int, block_tokens: int, *, device: str, dtype: Any,
+        spare: bool = False,
+    ) -> None:  # fmt: skip
         if blocks < 1 or block_tokens < 1:
             raise UsageError(f"a cache of {blocks} blocks of {block_tokens} tokens; give 1 or more")
         self.blocks, self.block_tokens = blocks, block_tokens
         latent = spec.kv_lora_rank
         heads = 1 if latent else spec.kv_heads
         width = latent + spec.qk_rope_dim if latent else spec.head_dim
-        shape = (spec.layers, blocks, block_tokens, heads, width)
+        shape = (spec.layers, blocks + spare, block_tokens, heads, width)
         self.keys = torch.zeros(shape, device=device, dtype=dtype)
         self.values = self.keys[..., :latent] if latent else torch.zeros_like(self.keys)
         self._latent = bool(latent)

@@ -12,11 +12,17 @@ from orrery.base.rand import Stream
 from orrery.models.real.jobs import Live
 
 
-def choose(logits: Any, sequences: Sequence[Live]) -> list[int]:
-    """The next token of each sequence from its row of logits."""
+def choose(
+    logits: Any, sequences: Sequence[Live], likeliest: list[int] | None = None
+) -> list[int]:  # fmt: skip
+    """The next token of each sequence from its row of logits.
+
+    `likeliest` are the likeliest ones, where the device has found them already.
+    """
     if not sequences:
         return []
-    likeliest = logits.argmax(-1).tolist()
+    if likeliest is None:
+        likeliest = logits.argmax(-1).tolist()
     for row, seq in enumerate(sequences):
         if seq.job.temperature > 0:
             values = logits[row].double().cpu().numpy()

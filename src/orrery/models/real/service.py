@@ -88,6 +88,8 @@ class Service:
         self.replica = RealReplica(
             model, scheduler, blocks=blocks, block_tokens=block_tokens, caching=caching
         )
+        if self.replica.graphs is not None:
+            self.replica.graphs.prepare()  # else the first answers would wait for it
         self._ids = itertools.count(1)
         self._lock = threading.Lock()
         self._open: dict[int, Ticket] = {}

@@ -2,13 +2,15 @@
 
 A step's time is a sum of parts that each have a cause: a curve over the tokens of the step (the
 matrices), a curve over the rows that are sampled (the output matrix), and lines over what attention
-reads and multiplies. The curves are piecewise linear and never fall; all weights are non-negative
-and fitted to measured steps by relative error. Engine overhead is in the measurements, so it is in
+reads and multiplies. The curves are piecewise linear and never fall; an engine that pads its steps
+has a level for each padded size instead of the first curve. All weights are non-negative and fitted
+to measured steps by relative error. Engine overhead is in the measurements, so it is in
 the table.
 """
 
 from __future__ import annotations
 
+import bisect
 import itertools
 import json
 import math
@@ -30,6 +32,8 @@ SCHEMA = "orrery.steptable/1"
 KNOTS = (
     1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 2048, 4096,
 )  # fmt: skip
+# Tokens of chunks that a device may attend to at once; the fit takes what explains most.
+LANES = (0, 128, 256, 384, 512, 768, 1024, 2048)
 LINES = ("decodes", "decode_kv", "chunks", "chunk_reach", "chunk_pairs")
 
 Floats = npt.NDArray[np.float64]
@@ -40,7 +44,9 @@ class StepTable:
     """Step times fitted to measured steps; has what `Steps` asks for.
 
     A step with more tokens, rows or context than were measured counts as extrapolated: curves go on
-    with their last slope. `watts` is the power of the device while it computes.
+    with their last slope. `watts` is the power of the device while it computes. `pads` are the
+    sizes to which the engine pads a step's tokens: "decode" alone, or "mixed" with prompt chunks.
+    `lanes` are the tokens of chunks that a device attends to at once: fewer take as long.
     """
 
     spread = False
@@ -49,9 +55,11 @@ class StepTable:
     def __init__(
         self, model: ModelSpec, *, tokens: dict[int, float], rows: dict[int, float],
         lines: dict[str, float], most: dict[str, int], error: float = math.nan,
-        watts: float = 0.0, about: str = "",
+        watts: float = 0.0, about: str = "", pads: dict[str, list[int]] | None = None,
+        lanes: int = 0,
     ) -> None:  # fmt: skip
-        self.model, self.tp, self.extrapolated = model, 1, 0
+        self.lanes = lanes
+        self.model, self.tp, self.extrapolated, self.pads = model, 1, 0, check_pads(pads)
         self.tokens, self.rows, self.lines, self.most = tokens, rows, lines, most
         self.error, self.watts, self.about = error, watts, about
         unknown = sorted(set(LINES) ^ set(lines))
@@ -66,31 +74,38 @@ class StepTable:
         self, prefill: Sequence[tuple[int, int]], decodes: int, decode_kv: int, spread: Any = None
     ) -> float:
         """One step: prompt chunks (new tokens, cached tokens), decodes, their context in all."""
-        new = reach = pairs = 0
+        if decodes < 0 or decode_kv < 0:
+            raise SpecError("decodes, decode_kv", f"({decodes}, {decode_kv})", "give 0 or more")
+        new = reach = pairs = longest = chunks = 0
         for chunk, past in prefill:
             if chunk < 1 or past < 0:
                 raise SpecError("prefill", f"({chunk}, {past}) is refused", "give (>= 1, >= 0)")
-            new, reach, pairs = new + chunk, reach + chunk + past, pairs + chunk * (chunk + past)
-        if decodes < 0 or decode_kv < 0:
-            raise SpecError("decodes, decode_kv", f"({decodes}, {decode_kv})", "give 0 or more")
-        tokens, rows = new + decodes, decodes + len(prefill)
+            if chunk == 1:  # is computed as a decode is
+                decodes, decode_kv = decodes + 1, decode_kv + past + 1
+                continue
+            length = chunk + past
+            new, reach, pairs = new + chunk, reach + length, pairs + chunk * length
+            longest, chunks = max(longest, length), chunks + 1
+        tokens, rows = new + decodes, decodes + chunks
         if not tokens:
             return 0.0
+        pairs = max(pairs, self.lanes * longest)
         most = self.most
         beyond = tokens > most["tokens"] or rows > most["rows"]
         if beyond or decode_kv > most["decode_kv"] or reach > most["chunk_reach"]:
             self.extrapolated += 1
         a, b, c, d, e = self._line
         return (
-            self._tokens(tokens) + self._rows(rows)
-            + a * decodes + b * decode_kv + c * len(prefill) + d * reach + e * pairs
+            self._tokens(padded(self.pads, tokens, bool(chunks))) + self._rows(rows)
+            + a * decodes + b * decode_kv + c * chunks + d * reach + e * pairs
         )  # fmt: skip
 
     def decode_run(self, decodes: int, decode_kv: int, steps: int, spread: Any = None) -> float:
         """So many pure decode steps in a row; the context grows by `decodes` with each."""
         if not decodes or steps <= 0:
             return 0.0
-        flat_s = self._tokens(decodes) + self._rows(decodes) + self._line[0] * decodes
+        matrices_s = self._tokens(padded(self.pads, decodes, False))
+        flat_s = matrices_s + self._rows(decodes) + self._line[0] * decodes
         last_kv = decode_kv + decodes * (steps - 1)
         if decodes > min(self.most["tokens"], self.most["rows"]):
             self.extrapolated += steps
@@ -118,7 +133,8 @@ class StepTable:
             "schema": SCHEMA, "about": self.about, "model": msgspec.to_builtins(self.model),
             "tokens": [[k, v] for k, v in self.tokens.items()],
             "rows": [[k, v] for k, v in self.rows.items()],
-            "lines": self.lines, "most": self.most, "watts": self.watts,
+            "lines": self.lines, "most": self.most, "watts": self.watts, "pads": self.pads,
+            "lanes": self.lanes,
             "error": None if math.isnan(self.error) else self.error,
         }  # fmt: skip
 
@@ -137,7 +153,8 @@ class StepTable:
                 lines={str(k): float(v) for k, v in data["lines"].items()},
                 most={str(k): int(v) for k, v in data["most"].items()},
                 error=math.nan if error is None else float(error), watts=float(data["watts"]),
-                about=str(data["about"]),
+                about=str(data["about"]), pads=data.get("pads"),
+                lanes=int(data.get("lanes", 0)),
             )  # fmt: skip
         except (KeyError, TypeError, ValueError, AttributeError) as failure:
             raise SpecError("steptable", f"a field is off: {failure!r}", "fit it again") from None
@@ -167,6 +184,30 @@ class StepTable:
         return f"StepTable({self.model.name}, error {self.error:.1%})"
 
 
+def check_pads(pads: dict[str, list[int]] | None) -> dict[str, list[int]]:
+    """Sizes to pad to: rising whole numbers by kind of step, or none at all."""
+    if not pads:
+        return {}
+    rising = all(list(sizes) == sorted(set(sizes)) and sizes[0] >= 1 for sizes in pads.values())
+    if set(pads) != {"decode", "mixed"} or not rising:
+        raise SpecError("pads", f"{pads} is refused", "give rising sizes for decode and mixed")
+    return {kind: [int(size) for size in sizes] for kind, sizes in pads.items()}
+
+
+def padded(pads: dict[str, list[int]], tokens: int, mixed: bool) -> int:
+    """The tokens that a step of so many really computes.
+
+    >>> sizes = {"decode": [1, 2, 4], "mixed": [64, 128]}
+    >>> padded(sizes, 3, False), padded(sizes, 3, True), padded(sizes, 200, True)
+    (4, 64, 200)
+    """
+    if not pads:
+        return tokens
+    sizes = pads["mixed" if mixed else "decode"]
+    at = bisect.bisect_left(sizes, tokens)
+    return sizes[at] if at < len(sizes) else tokens
+
+
 class _Curve:
     """A piecewise linear function of a whole number, tabulated as it is asked for."""
 
@@ -193,40 +234,63 @@ class _Curve:
 
 def fit(
     model: ModelSpec, shapes: Sequence[Shape], seconds: Sequence[float], *, watts: float = 0.0,
-    about: str = "",
+    about: str = "", pads: dict[str, list[int]] | None = None,
 ) -> StepTable:  # fmt: skip
     """A table from measured steps: their shapes (prefill, decodes, decode_kv), and seconds each."""
-    took = np.asarray(seconds, float)
+    took, pads = np.asarray(seconds, float), check_pads(pads)
     if len(shapes) != len(took) or len(took) < 10:
         raise SpecError("seconds", f"{len(shapes)} shapes, {len(took)} times", "give ten or more")
     if not np.isfinite(took).all() or (took <= 0).any():
         raise SpecError("seconds", "a time is not positive", "leave that step out")
-    causes = np.array([_causes(shape) for shape in shapes], float)
-    tokens, rows = causes[:, 0], causes[:, 1]
-    at_tokens, at_rows = _knots(tokens), _knots(rows)
-    columns = np.hstack([_ramps(tokens, at_tokens), _ramps(rows, at_rows)[:, 1:], causes[:, 2:]])
+    more = {"watts": watts, "about": about, "pads": pads}
+    tables = [_fit(model, shapes, took, lanes, more) for lanes in (LANES if pads else (0,))]
+    return min(tables, key=lambda table: table.error)
+
+
+def _fit(
+    model: ModelSpec, shapes: Sequence[Shape], took: Floats, lanes: int, more: dict[str, Any]
+) -> StepTable:
+    pads = more["pads"]
+    causes = np.array([_causes(shape, lanes) for shape in shapes], float)
+    mixed = causes[:, 4] > 0
+    most_tokens, rows = int(causes[:, 0].max()), causes[:, 1]
+    sizes = zip(causes[:, 0], mixed, strict=True)
+    tokens = np.array([padded(pads, int(n), bool(chunks)) for n, chunks in sizes], float)
+    at_rows = _knots(rows)
+    if pads:
+        # Each padded size is a recording of its own, with kernels of its own: its time may fall.
+        at_tokens = sorted({int(n) for n in tokens})
+        levels = np.array([tokens == n for n in at_tokens], float).T
+    else:
+        at_tokens = _knots(tokens)
+        levels = _ramps(tokens, at_tokens)
+    columns = np.hstack([levels, _ramps(rows, at_rows)[:, 1:], causes[:, 2:]])
     weights = non_negative(columns / took[:, None], np.ones_like(took))
     first, second = len(at_tokens), len(at_tokens) + len(at_rows) - 1
+    base = weights[:first] if pads else np.cumsum(weights[:first])
     return StepTable(
         model,
-        tokens=dict(zip(at_tokens, np.cumsum(weights[:first]).tolist(), strict=True)),
+        tokens=dict(zip(at_tokens, base.tolist(), strict=True)),
         rows=dict(zip(at_rows, [0.0, *np.cumsum(weights[first:second]).tolist()], strict=True)),
         lines=dict(zip(LINES, weights[second:].tolist(), strict=True)),
         most={
-            "tokens": int(tokens.max()), "rows": int(rows.max()),
+            "tokens": most_tokens, "rows": int(rows.max()),
             "decode_kv": int(causes[:, 3].max()), "chunk_reach": int(causes[:, 5].max()),
         },
-        error=float(np.mean(np.abs(columns @ weights / took - 1))), watts=watts, about=about,
+        error=float(np.mean(np.abs(columns @ weights / took - 1))), lanes=lanes, **more,
     )  # fmt: skip
 
 
-def _causes(shape: Shape) -> list[float]:
+def _causes(shape: Shape, lanes: int) -> list[float]:
     prefill, decodes, decode_kv = shape
-    new = sum(chunk for chunk, _ in prefill)
-    reach = sum(chunk + past for chunk, past in prefill)
-    pairs = sum(chunk * (chunk + past) for chunk, past in prefill)
-    rows = decodes + len(prefill)
-    return [new + decodes, rows, decodes, decode_kv, len(prefill), reach, pairs]
+    chunks = [(new, new + past) for new, past in prefill if new > 1]
+    ones = [past + 1 for new, past in prefill if new == 1]
+    decodes, decode_kv = decodes + len(ones), decode_kv + sum(ones)
+    reach = sum(length for _, length in chunks)
+    pairs = sum(new * length for new, length in chunks)
+    pairs = max(pairs, lanes * max((length for _, length in chunks), default=0))
+    tokens, rows = decodes + sum(new for new, _ in chunks), decodes + len(chunks)
+    return [tokens, rows, decodes, decode_kv, len(chunks), reach, pairs]
 
 
 def _knots(values: Floats) -> list[int]:

@@ -63,9 +63,13 @@ class Transformer:
         self._cos = angles.cos().to(self.device, self.dtype)[:, None]
         self._sin = angles.sin().to(self.device, self.dtype)[:, None]
 
-    def new_cache(self, blocks: int, block_tokens: int = 16) -> PagedCache:
-        """Memory for so many blocks."""
-        return PagedCache(self.spec, blocks, block_tokens, device=self.device, dtype=self.dtype)
+    def new_cache(
+        self, blocks: int, block_tokens: int = 16, *, spare: bool = False
+    ) -> PagedCache:  # fmt: skip
+        """Memory for so many blocks; `spare`: and one that nobody is given."""
+        return PagedCache(
+            self.spec, blocks, block_tokens, device=self.device, dtype=self.dtype, spare=spare
+        )
 
     @property
     def bytes(self) -> int:
@@ -78,14 +82,26 @@ class Transformer:
 
     # -- one step
 
-    def step(self, pieces: Sequence[Piece], cache: PagedCache) -> Any:
-        """Logits [sampled pieces, vocabulary] of a step; the cache is written."""
-        if not pieces:
+    def step(
+        self, pieces: Sequence[Piece], cache: PagedCache, plans: tuple[Any, Any] | None = None
+    ) -> Any:
+        """Logits [sampled pieces, vocabulary] of a step; the cache is written.
+
+        `plans` are given instead of pieces when a padded step is recorded: one for layers that see
+        everything, and one for those with a window.
+        """
+        if plans is None and not pieces:
             return torch.empty(0, self.spec.vocab, device=self.device, dtype=self.dtype)
-        self._refuse(pieces, cache)
+        if plans is None:
+            self._refuse(pieces, cache)
         with torch.inference_mode():
-            plan = Plan(pieces, cache)
-            windowed = Plan(pieces, cache, window=self.spec.window) if self.spec.window else plan
+            if plans is None:
+                plan = Plan(pieces, cache)
+                windowed = plan
+                if self.spec.window:
+                    windowed = Plan(pieces, cache, window=self.spec.window)
+            else:
+                plan, windowed = plans
             x = torch.nn.functional.embedding(plan.tokens, self.embedding)
             if self.positions is not None:
                 x = x + self.positions[plan.positions]
