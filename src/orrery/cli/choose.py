@@ -98,7 +98,7 @@ def write_report(found: Choice, path: Path | None) -> Path:
     title = f"{winner.system} is the choice for {found.problem} by {found.by}"
     notes = [f"Why {winner.system}: {winner.why}."]
     notes += [f"The answer flips {told(flip, winner.system)}." for flip in found.flips]
-    return reports.write(found.comparison, target, title=title, notes=notes)
+    return reports.write(found, target, title=title, notes=notes)
 
 
 def told(flip: Any, winner: str) -> str:
