@@ -36,6 +36,7 @@ LOOK_UP: list[Entry] = [
     ("docs/worlds-and-faults.md", "worlds-and-faults.html", "Worlds and faults"),
     ("docs/workloads.md", "workloads.html", "Workloads"),
     ("docs/serving.md", "serving.html", "Serving language models"),
+    ("docs/training-cost.md", "training-cost.html", "What training costs"),
     ("docs/engines.md", "engines.html", "Engines and how they differ"),
     ("", "cheatsheet.html", "Cheat sheet"),
     ("", "systems.html", "Systems"),
