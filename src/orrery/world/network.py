@@ -129,6 +129,8 @@ class Network(Spec, frozen=True, kw_only=True, forbid_unknown_fields=True):
     fifo           messages of one sender to one receiver keep their order
     egress_queue   messages of one sender wait for one another at its NIC
     header_B       bytes that every message costs beyond its payload
+    window_B       what one connection may have under way unacknowledged (a TCP window): a bulk
+                   transfer goes at most so many bytes in a round trip; left out, no limit
     """
 
     label: ClassVar[str] = "network"
@@ -142,5 +144,7 @@ class Network(Spec, frozen=True, kw_only=True, forbid_unknown_fields=True):
     fifo: bool = True
     egress_queue: bool = True
     header_B: Bytes = 64
+    # Left out, the hash is that of a network without the field.
+    window_B: Positive | None = None
     round_s: Positive = 1.0
     topology: Topology = Topology()
