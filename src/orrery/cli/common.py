@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import math
 import os
 import sys
 from collections.abc import Callable, Iterator
@@ -62,27 +61,9 @@ def to_json(document: Any) -> str:
     """A document as JSON text; what JSON lacks (NaN, infinity) becomes null, the rest its text."""
     import msgspec
 
-    data = msgspec.to_builtins(document, enc_hook=_as_plain, str_keys=True)
-    encoded = msgspec.json.encode(_finite(data))
-    return msgspec.json.format(encoded, indent=2).decode()
+    from orrery.base.plain import encode_json
 
-
-def _as_plain(value: Any) -> Any:
-    if hasattr(value, "tolist"):
-        return value.tolist()
-    if isinstance(value, set | frozenset):
-        return sorted(value, key=repr)
-    return repr(value)
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, dict):
-        return {key: _finite(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(item) for item in value]
-    return value
+    return msgspec.json.format(encode_json(document), indent=2).decode()
 
 
 def _write(text: str) -> None:

@@ -123,7 +123,7 @@ def compiled(edits: Sequence[Edit]) -> tuple[Fault, ...]:
 
     >>> crash = Edit(at_s=0.5, action="crash", nodes=(3,))
     >>> compiled([crash, Edit(at_s=0.9, action="restart", nodes=(3,))])
-    (Crash(at_s=0.5, until_s=0.9, node=3),)
+    (Crash(at_s=0.5, until_s=0.9, node=3, domain=None),)
     """
     faults: list[Fault] = []
     on: dict[tuple[str, Any], _Open] = {}

@@ -7,40 +7,13 @@ builds elements from it, so that nothing written by a stranger is ever read as H
 from __future__ import annotations
 
 import inspect
-import math
 import re
 from typing import Any
-
-import msgspec
 
 Block = dict[str, Any]
 _BULLET = re.compile(r"^\s*(?:[-*]|\d+[.)])\s+")
 _TERM = re.compile(r"^`{0,2}([A-Za-z_][A-Za-z0-9_]*)`{0,2}(?: {2,}|: +)(\S.*)$")
 _RUN = re.compile(r"(`{1,2}[^`]+`{1,2}|\*\*[^*]+\*\*)")
-
-
-def encode(value: Any) -> bytes:
-    """Any data as JSON; what JSON lacks becomes null, objects their text."""
-    plain = msgspec.to_builtins(value, enc_hook=_as_plain, str_keys=True)
-    return msgspec.json.encode(_finite(plain))
-
-
-def _as_plain(value: Any) -> Any:
-    if hasattr(value, "tolist"):
-        return value.tolist()
-    if isinstance(value, set | frozenset):
-        return sorted(value, key=repr)
-    return repr(value)
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, dict):
-        return {key: _finite(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(item) for item in value]
-    return value
 
 
 def runs_of(text: str) -> list[list[str]]:

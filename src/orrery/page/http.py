@@ -96,10 +96,10 @@ class Response(msgspec.Struct, kw_only=True):
 
 def as_json(value: Any, status: int = 200, **headers: str) -> Response:
     """Any data as a JSON answer; NaN and infinity become null."""
-    from orrery.page.data import encode
+    from orrery.base.plain import encode_json
 
     named = {name.replace("_", "-"): text for name, text in headers.items()}
-    return Response(status=status, body=encode(value), headers=named)
+    return Response(status=status, body=encode_json(value), headers=named)
 
 
 def problem(error: HttpError) -> Response:

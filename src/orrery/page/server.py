@@ -13,9 +13,9 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
 from orrery.base.errors import OrreryError, PartError, StoreError, UsageError
+from orrery.base.plain import encode_json
 from orrery.lab.store import Store
 from orrery.page.app import App
-from orrery.page.data import encode
 from orrery.page.guard import Guard
 from orrery.page.http import (
     BODY_S,
@@ -221,7 +221,7 @@ class Server:
                 if event is None:
                     return
                 step = None
-                writer.write(b"data: " + encode(event) + b"\n\n")
+                writer.write(b"data: " + encode_json(event) + b"\n\n")
         finally:
             gone.cancel()
             if step is not None:

@@ -7,12 +7,12 @@ violations in what was recorded, `measure` gives the metrics.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
 import msgspec
 
-from orrery.base.errors import PartError
+from orrery.base.errors import DeadlineExceeded, PartError
 from orrery.base.violation import Violation
 from orrery.parts.knobs import Part
 from orrery.parts.node import Node
@@ -65,6 +65,14 @@ class Outcome(msgspec.Struct, kw_only=True):
         """Every (time, node, value) that was emitted under `name`."""
         return [(r.time_s, r.node, r.values[name]) for r in self.records if name in r.values]
 
+    def lost_ranks(self) -> list[Violation]:
+        """A violation for each rank that gave up because another was silent."""
+        return [
+            Violation(kind="rank_lost", node=node, time_s=time_s,
+                      message=f"node {node} gave up: rank {rank} was silent")
+            for time_s, node, rank in self.emitted("lost")
+        ]  # fmt: skip
+
 
 class Driver(Node):
     """The node outside the world on which a problem's workload runs; no fault reaches it.
@@ -80,6 +88,19 @@ class Driver(Node):
         @property
         def part(self) -> Any: ...
         def alive(self, node: int) -> bool: ...
+
+    async def until_all(self, method: Callable[..., Any], ask_s: float) -> None:
+        """Wait until every node has answered `method`, or is gone; asks anew after `ask_s`."""
+        await self.all(*(self._until(node, method, ask_s) for node in self.nodes))
+
+    async def _until(self, node: int, method: Callable[..., Any], ask_s: float) -> None:
+        while self.alive(node):
+            try:
+                async with self.deadline(ask_s):
+                    await self.ask(node, method)
+                return
+            except DeadlineExceeded:
+                continue
 
 
 class Problem(Part):

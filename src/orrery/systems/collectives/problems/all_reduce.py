@@ -19,7 +19,6 @@ from orrery.base.rand import Stream
 from orrery.base.violation import Violation
 from orrery.parts import (
     Count,
-    DeadlineExceeded,
     Driver,
     Metric,
     Node,
@@ -79,24 +78,10 @@ class AllReduce(Problem):
         return {"node": reducer}
 
     async def drive(self, driver: Driver) -> None:
-        await driver.all(*(self._ended(driver, node) for node in driver.nodes))
-
-    async def _ended(self, driver: Driver, node: int) -> None:
-        """Wait until a rank has done its rounds, or is gone."""
-        while driver.alive(node):
-            try:
-                async with driver.deadline(self.patience_s):
-                    await driver.ask(node, Reducer.ended)
-                return
-            except DeadlineExceeded:
-                continue
+        await driver.until_all(Reducer.ended, self.patience_s)
 
     def check(self, outcome: Outcome) -> list[Violation]:
-        found = [
-            Violation(kind="rank_lost", node=node, time_s=time_s,
-                      message=f"node {node} gave up: rank {rank} was silent")
-            for time_s, node, rank in outcome.emitted("lost")
-        ]  # fmt: skip
+        found = outcome.lost_ranks()
         if outcome.ended != "driven":
             return found
         size = len(outcome.alive)

@@ -228,25 +228,11 @@ class SequenceProblem(Problem):
         raise PartError(f"{type(self).__name__} does not say how many rows it has")
 
     async def drive(self, driver: Driver) -> None:
-        await driver.all(*(self._ended(driver, node) for node in driver.nodes))
-
-    async def _ended(self, driver: Driver, node: int) -> None:
-        """Wait until a rank has done its rounds, or is gone."""
-        while driver.alive(node):
-            try:
-                async with driver.deadline(5.0):
-                    await driver.ask(node, SequenceWorker.ended)
-                return
-            except DeadlineExceeded:
-                continue
+        await driver.until_all(SequenceWorker.ended, 5.0)
 
     def check_ranks(self, outcome: Outcome, rounds: int, tolerance: float) -> list[Violation]:
         """Lost ranks, missing results, and values that are off."""
-        found = [
-            Violation(kind="rank_lost", node=node, time_s=time_s,
-                      message=f"node {node} gave up: rank {rank} was silent")
-            for time_s, node, rank in outcome.emitted("lost")
-        ]  # fmt: skip
+        found = outcome.lost_ranks()
         if outcome.ended != "driven":
             return found
         for number in range(rounds):

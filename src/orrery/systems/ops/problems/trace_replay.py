@@ -21,7 +21,6 @@ from orrery.models.taskgraph.graph import TaskGraph
 from orrery.models.taskgraph.matching import faults
 from orrery.models.taskgraph.transformer import TransformerJob
 from orrery.parts import (
-    DeadlineExceeded,
     Driver,
     Metric,
     Node,
@@ -115,25 +114,11 @@ class TraceReplay(Problem):
     async def drive(self, driver: Driver) -> Any:
         recording = self.recording(driver.world)
         predicted = driver.part(recording, driver.world)
-        await driver.all(*(self._ended(driver, node) for node in driver.nodes))
+        await driver.until_all(TraceRank.ended, self.patience_s)
         return {"predicted_s": predicted, "recorded_s": recording.times.seconds}
 
-    async def _ended(self, driver: Driver, node: int) -> None:
-        """Wait until a rank has done its tasks, or is gone."""
-        while driver.alive(node):
-            try:
-                async with driver.deadline(self.patience_s):
-                    await driver.ask(node, TraceRank.ended)
-                return
-            except DeadlineExceeded:
-                continue
-
     def check(self, outcome: Outcome) -> list[Violation]:
-        found = [
-            Violation(kind="rank_lost", node=node, time_s=time_s,
-                      message=f"node {node} gave up: rank {rank} was silent")
-            for time_s, node, rank in outcome.emitted("lost")
-        ]  # fmt: skip
+        found = outcome.lost_ranks()
         if outcome.ended != "driven" or found or not all(outcome.alive):
             return found
         predicted = (outcome.driven or {}).get("predicted_s", math.nan)

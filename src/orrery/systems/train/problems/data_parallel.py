@@ -17,7 +17,6 @@ from orrery.base.violation import Violation
 from orrery.models.learn import TASKS, LearningTask
 from orrery.parts import (
     Count,
-    DeadlineExceeded,
     Driver,
     Metric,
     Node,
@@ -100,26 +99,12 @@ class DataParallel(Problem):
         return {"node": part.with_knobs(training=self.learning(), patience_s=self.patience_s)}
 
     async def drive(self, driver: Driver) -> None:
-        await driver.all(*(self._ended(driver, node) for node in driver.nodes))
-
-    async def _ended(self, driver: Driver, node: int) -> None:
-        """Wait until a replica has trained, or is gone."""
-        while driver.alive(node):
-            try:
-                async with driver.deadline(self.patience_s):
-                    await driver.ask(node, Trainer.ended)
-                return
-            except DeadlineExceeded:
-                continue
+        await driver.until_all(Trainer.ended, self.patience_s)
 
     # -- judging
 
     def check(self, outcome: Outcome) -> list[Violation]:
-        found = [
-            Violation(kind="rank_lost", node=node, time_s=time_s,
-                      message=f"node {node} gave up: rank {rank} was silent")
-            for time_s, node, rank in outcome.emitted("lost")
-        ]  # fmt: skip
+        found = outcome.lost_ranks()
         if outcome.ended != "driven":
             return found
         ends = final(outcome)
