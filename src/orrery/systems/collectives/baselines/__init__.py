@@ -2,37 +2,74 @@
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from orrery.base.doors import door
 
 _HOMES = {
-    "Direct": "direct",
-    "RecursiveDoubling": "recursive_doubling",
-    "RecursiveHalving": "recursive_halving",
-    "Ring": "ring",
-    "Star": "star",
-    "Tree": "tree",
+    "BidirectionalRing": "orrery.systems.collectives.baselines.bidirectional_ring",
+    "CheckpointRestart": "orrery.systems.collectives.baselines.checkpoint_restart",
+    "Direct": "orrery.systems.collectives.baselines.direct",
+    "ElasticServer": "orrery.systems.collectives.baselines.elastic_server",
+    "LASP": "orrery.systems.collectives.baselines.lasp",
+    "LASP2": "orrery.systems.collectives.baselines.lasp2",
+    "LinearRing": "orrery.systems.collectives.baselines.linear_ring",
+    "LinearSingle": "orrery.systems.collectives.baselines.linear_single",
+    "LinearUlysses": "orrery.systems.collectives.baselines.linear_ulysses",
+    "RecursiveDoubling": "orrery.systems.collectives.baselines.recursive_doubling",
+    "RecursiveHalving": "orrery.systems.collectives.baselines.recursive_halving",
+    "Ring": "orrery.systems.collectives.baselines.ring",
+    "RingAttention": "orrery.systems.collectives.baselines.ring_attention",
+    "SingleDevice": "orrery.systems.collectives.baselines.single_device",
+    "Star": "orrery.systems.collectives.baselines.star",
+    "StaticGroup": "orrery.systems.collectives.baselines.static_group",
+    "Tree": "orrery.systems.collectives.baselines.tree",
+    "Ulysses": "orrery.systems.collectives.baselines.ulysses",
+    "ZigzagRing": "orrery.systems.collectives.baselines.zigzag_ring",
 }
 
-__all__ = ["Direct", "RecursiveDoubling", "RecursiveHalving", "Ring", "Star", "Tree"]
+__all__ = [
+    "LASP",
+    "LASP2",
+    "BidirectionalRing",
+    "CheckpointRestart",
+    "Direct",
+    "ElasticServer",
+    "LinearRing",
+    "LinearSingle",
+    "LinearUlysses",
+    "RecursiveDoubling",
+    "RecursiveHalving",
+    "Ring",
+    "RingAttention",
+    "SingleDevice",
+    "Star",
+    "StaticGroup",
+    "Tree",
+    "Ulysses",
+    "ZigzagRing",
+]
 
 if TYPE_CHECKING:
+    from orrery.systems.collectives.baselines.bidirectional_ring import BidirectionalRing
+    from orrery.systems.collectives.baselines.checkpoint_restart import CheckpointRestart
     from orrery.systems.collectives.baselines.direct import Direct
+    from orrery.systems.collectives.baselines.elastic_server import ElasticServer
+    from orrery.systems.collectives.baselines.lasp import LASP
+    from orrery.systems.collectives.baselines.lasp2 import LASP2
+    from orrery.systems.collectives.baselines.linear_ring import LinearRing
+    from orrery.systems.collectives.baselines.linear_single import LinearSingle
+    from orrery.systems.collectives.baselines.linear_ulysses import LinearUlysses
     from orrery.systems.collectives.baselines.recursive_doubling import RecursiveDoubling
     from orrery.systems.collectives.baselines.recursive_halving import RecursiveHalving
     from orrery.systems.collectives.baselines.ring import Ring
+    from orrery.systems.collectives.baselines.ring_attention import RingAttention
+    from orrery.systems.collectives.baselines.single_device import SingleDevice
     from orrery.systems.collectives.baselines.star import Star
+    from orrery.systems.collectives.baselines.static_group import StaticGroup
     from orrery.systems.collectives.baselines.tree import Tree
+    from orrery.systems.collectives.baselines.ulysses import Ulysses
+    from orrery.systems.collectives.baselines.zigzag_ring import ZigzagRing
 
 
-def __getattr__(name: str) -> Any:
-    home = _HOMES.get(name)
-    if home is None:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(importlib.import_module(f"{__name__}.{home}"), name)
-    globals()[name] = value
-    return value
-
-
-def __dir__() -> list[str]:
-    return sorted(__all__)
+__getattr__, __dir__ = door(__name__, _HOMES)
