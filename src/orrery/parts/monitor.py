@@ -38,7 +38,10 @@ class Monitor(Part):
         """A rank enters a collective with `data`, or what `at_rank` made of it."""
 
     def after_collective(self, time_s: float, node: int, kind: str, tag: str, data: Any) -> None:
-        """A rank leaves a collective with `data`, or what `at_rank` made of it."""
+        """A rank leaves a collective with `data`, or what `at_rank` made of it.
+
+        Trainers also tell the loss of each batch here, with `kind` "loss".
+        """
 
     def violations(self) -> list[Violation]:
         """What the monitor found by the end of the run."""

@@ -221,9 +221,13 @@ def test_the_checker_notices(part, kind):
     assert kind in {violation.kind for violation in made.violations}
 
 
-def test_a_crashed_replica_is_noticed_by_those_who_wait_for_it():
+@pytest.mark.parametrize(
+    "part", [Synchronous(), Synchronous(overlap=False), FullySharded(), LocalSGD(every=2),
+             OverlapLocalSGD(every=2)], ids=str,
+)  # fmt: skip
+def test_a_crashed_replica_is_noticed_by_those_who_wait_for_it(part):
     world = World.lan(3).with_faults(Crash(node=1, at_s=0.001))
-    made, _ = trained(Synchronous(overlap=False), world=world, patience_s=1.0, scale=100.0)
+    made, _ = trained(part, world=world, patience_s=1.0, scale=100.0)
     assert {violation.kind for violation in made.violations} >= {"rank_lost"}
 
 

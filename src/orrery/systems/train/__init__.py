@@ -13,8 +13,10 @@ from orrery.base.doors import door
 _PROBLEMS = "orrery.systems.train.problems"
 _BASELINES = "orrery.systems.train.baselines"
 _HOMES = {
+    "CO2": "orrery.systems.train.co2",
     "DataParallel": _PROBLEMS,
     "DiLoCo": _BASELINES,
+    "EDiT": "orrery.systems.train.edit",
     "FullySharded": _BASELINES,
     "GossipSGD": _BASELINES,
     "LocalSGD": _BASELINES,
@@ -27,8 +29,10 @@ _HOMES = {
 }
 
 __all__ = [
+    "CO2",
     "DataParallel",
     "DiLoCo",
+    "EDiT",
     "FullySharded",
     "GossipSGD",
     "LocalSGD",
@@ -51,6 +55,8 @@ if TYPE_CHECKING:
         SlowMo,
         Synchronous,
     )
+    from orrery.systems.train.co2 import CO2
+    from orrery.systems.train.edit import EDiT
     from orrery.systems.train.noloco import NoLoCo
     from orrery.systems.train.problems import DataParallel, Trainer
 

@@ -59,7 +59,7 @@ class FullySharded(Trainer):
         def ask(place: int) -> None:
             if place < len(layers) and layers[place][0] not in coming:
                 name = layers[place][0]
-                coming[name] = self.spawn(self._gather(name, "forward"))
+                coming[name] = self.behind(self._gather(name, "forward"))
 
         again = []
 
@@ -71,11 +71,11 @@ class FullySharded(Trainer):
                 ask(place + 1)
             if place == len(layers) - 1:
                 again.extend(
-                    self.spawn(self._gather(name, "backward")) for name, _ in reversed(layers)
+                    self.behind(self._gather(name, "backward")) for name, _ in reversed(layers)
                 )
 
         def done(layer: str, where: slice, gradient: Array) -> None:
-            scattered[layer] = self.spawn(self.reduce_scatter(gradient, tag=f"gradient {layer}"))
+            scattered[layer] = self.behind(self.reduce_scatter(gradient, tag=f"gradient {layer}"))
 
         await self.gradient_by_layer(ready, done)
         for task in again:

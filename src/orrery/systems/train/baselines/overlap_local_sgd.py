@@ -43,7 +43,7 @@ class OverlapLocalSGD(Trainer):
                 speed = self.anchor_momentum * speed + (mean - anchor)
                 anchor = (anchor + speed).astype(anchor.dtype)
             self.weights = self.weights - anchor.dtype.type(self.pull) * (self.weights - anchor)
-            coming = self.spawn(self.mean(self.weights.copy(), tag="anchor"))
+            coming = self.behind(self.mean(self.weights.copy(), tag="anchor"))
         if coming is not None:
             await coming
         self.weights = await self.mean(self.weights)

@@ -34,7 +34,7 @@ class Synchronous(Trainer):
         averages = {}
 
         def done(layer: str, where: slice, gradient: object) -> None:
-            averages[layer] = where, self.spawn(self.mean(gradient, tag=layer))
+            averages[layer] = where, self.behind(self.mean(gradient, tag=layer))
 
         whole = (await self.gradient_by_layer(done=done)).copy()
         for where, average in averages.values():

@@ -28,6 +28,27 @@ def spend(flops: float) -> None:
     """Arithmetic whose value is had elsewhere: only its time counts."""
 
 
+async def _caught(call: Awaitable[Any]) -> tuple[Any, RankLost | None]:
+    try:
+        return await call, None
+    except RankLost as lost:
+        # Nobody waits for it yet, so the loss is kept for whoever will.
+        return None, lost
+
+
+class Behind:
+    """What runs in the background: `await` it for its value, or for the rank that it lost."""
+
+    def __init__(self, task: Any) -> None:
+        self._task = task
+
+    def __await__(self) -> Any:
+        value, lost = yield from self._task.__await__()
+        if lost is not None:
+            raise lost
+        return value
+
+
 class Trainer(Worker):
     """One replica of a model in training. A subclass writes `train`.
 
@@ -102,7 +123,12 @@ class Trainer(Worker):
         else:
             found = await self.compute(self.task.grad, self.weights)
         self._count(began_s)
+        self._tell_loss()
         return found
+
+    def behind(self, call: Awaitable[Any]) -> Behind:
+        """Run a collective in the background; awaiting the result raises what it raised."""
+        return Behind(self.spawn(_caught(call)))
 
     async def local_step(self) -> None:
         """A step of this replica's own optimiser along its own gradient."""
@@ -131,6 +157,7 @@ class Trainer(Worker):
                 waited_s += self.now - asked_s
             await self.compute(spend, FORWARD * flops * (where.stop - where.start))
         found = np.asarray(self.task.grad(self.weights))
+        self._tell_loss()
         for name, where in reversed(layers.items()):
             await self.compute(spend, (1 - FORWARD) * flops * (where.stop - where.start))
             if done is not None:
@@ -141,6 +168,10 @@ class Trainer(Worker):
     def _count(self, began_s: float) -> None:
         self.taken += 1
         self.busy_s += self.now - began_s
+
+    def _tell_loss(self) -> None:
+        """Show monitors the loss of the batch just read, where the task keeps it: one a step."""
+        self.tap("after", "loss", "", float(getattr(self.task, "last_loss", float("nan"))))
 
     def _look(self) -> None:
         """Now and then rank 0 tells how good its weights are; this takes no time of the model."""

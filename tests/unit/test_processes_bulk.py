@@ -1,0 +1,138 @@
+"""The bulk lane of the processes engine: its checksum, its memory, arrays given away."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+
+import numpy as np
+import pytest
+
+from orrery import World, run
+from orrery.base.errors import WorldError
+from orrery.engines.processes.bulk import Pool, checksum
+from orrery.parts import Node
+
+
+@pytest.mark.parametrize("size_B", [0, 1, 7, 4095, 4096, 4097, 70_000])
+def test_a_flipped_bit_changes_the_checksum(size_B):
+    rng = np.random.default_rng(size_B)
+    data = rng.integers(0, 256, size_B, dtype=np.uint8)
+    right = checksum(data)
+    assert checksum(data.copy()) == right
+    for bit in rng.integers(0, max(8 * size_B, 1), 40 if size_B else 0):
+        wrong = data.copy()
+        wrong[bit // 8] ^= 1 << (bit % 8)
+        assert checksum(wrong) != right
+    if size_B:
+        assert checksum(data[:-1]) != right
+
+
+def test_memory_is_used_again_only_when_nobody_holds_it():
+    pool, shape, kind = Pool(), (100_000,), np.dtype("float32")
+    first = pool.array(shape, kind)
+    first[:] = 1.0
+    part = first[10:20]
+    second = pool.array(shape, kind)
+    second[:] = 2.0
+    assert not np.shares_memory(first, second)
+    address = first.ctypes.data
+    del first
+    third = pool.array(shape, kind)  # a view of the first is still held
+    third[:] = 3.0
+    assert (part == 1.0).all() and (second == 2.0).all()
+    del part
+    assert pool.array(shape, kind).ctypes.data == address
+
+
+@pytest.mark.parametrize("shape", [(), (0,), (3, 5), (300, 401)])
+def test_arrays_of_any_shape_come_from_the_pool(shape):
+    made = Pool().array(shape, np.dtype("int16"))
+    assert made.shape == shape and made.dtype == np.int16 and made.flags.writeable
+
+
+class Giver(Node):
+    """Node 0 gives an array away and does not change it; node 1 changes what it got."""
+
+    async def main(self):
+        if self.id == 0:
+            array = np.arange(300_000.0)
+            await self.transfer(1, array, "x", owned=True)
+            await self.sleep(0.05)
+            self.emit(kept=bool((array == np.arange(300_000.0)).all()))
+        else:
+            got = await self.receive(0, "x")
+            self.emit(right=bool((got == np.arange(300_000.0)).all()))
+            got[:] = -1.0
+
+
+HOW = [("virtual", {}), *(("processes", {"nodes_per_process": k}) for k in (1, 2))]
+
+
+@pytest.mark.parametrize(("engine", "options"), HOW)
+def test_what_is_given_away_arrives_and_is_not_shared(engine, options):
+    made = run(Giver(), world=World.lan(2), engine=engine, **options)
+    assert {k: v for r in made.records for k, v in r.values.items()} == {
+        "right": True,
+        "kept": True,
+    }
+
+
+class Spreader(Node):
+    """Node 0 sends arrays under tags that name connections, and counts its sockets."""
+
+    ways: int = 1
+
+    async def main(self):
+        names = [f"x#{k}" for k in range(self.ways)]
+        if self.id == 0:
+            before = sockets()
+            await self.all(*(self.transfer(1, np.full(9, k), n) for k, n in enumerate(names)))
+            self.emit(opened=sockets() - before)
+        else:
+            got = [int((await self.receive(0, name))[0]) for name in names]
+            self.emit(right=got == list(range(self.ways)))
+
+
+def sockets():
+    found = 0
+    for name in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):
+            found += os.readlink(f"/proc/self/fd/{name}").startswith("socket:")
+    return found
+
+
+@pytest.mark.skipif(not os.path.isdir("/proc/self/fd"), reason="counts sockets by /proc")
+def test_a_tag_may_name_one_of_several_connections():
+    opened = {}
+    for ways in (1, 5):
+        made = run(Spreader(ways=ways), world=World.lan(2), engine="processes", nodes_per_process=1)
+        told = {k: v for r in made.records for k, v in r.values.items()}
+        assert told["right"]
+        opened[ways] = told["opened"]
+    assert opened[5] - opened[1] == 4
+
+
+class Sender(Node):
+    """Node 0 sends one large array."""
+
+    async def main(self):
+        if self.id == 0:
+            began_s = self.now
+            await self.transfer(1, np.zeros(10_000_000, np.uint8), "x")
+            self.emit(took_s=self.now - began_s)
+
+
+def test_a_window_limits_what_one_connection_carries():
+    plain = World.lan(2, latency_s=0.05, bandwidth_Bps=1e9, jitter=0.0)
+    narrow = World.lan(2, latency_s=0.05, bandwidth_Bps=1e9, jitter=0.0, window_B=1e6)
+    took = [
+        next(r.values["took_s"] for r in run(Sender(), world=world).records)
+        for world in (plain, narrow)
+    ]  # fmt: skip
+    assert took == pytest.approx([0.05 + 0.01, 0.05 + 10_000_000 / (1e6 / 0.1)], rel=1e-6)
+    assert "window_B" not in plain.to_data()["network"]  # so that hashes stay what they were
+    assert World.from_toml(narrow.to_toml()) == narrow and narrow.hash != plain.hash
+    for bad in (0.0, -1.0, float("nan")):
+        with pytest.raises(WorldError, match="window_B"):
+            World.lan(2, window_B=bad)
