@@ -17,12 +17,15 @@ _HOMES = {
     "DataParallel": _PROBLEMS,
     "DiLoCo": _BASELINES,
     "EDiT": "orrery.systems.train.edit",
+    "FCP": "orrery.systems.train.fcp",
+    "FixedGroups": _BASELINES,
     "FullySharded": _BASELINES,
     "GossipSGD": _BASELINES,
     "LocalSGD": _BASELINES,
     "NoLoCo": "orrery.systems.train.noloco",
     "NoTalk": _BASELINES,
     "OverlapLocalSGD": _BASELINES,
+    "ShortLongApart": _BASELINES,
     "SlowMo": _BASELINES,
     "Synchronous": _BASELINES,
     "Trainer": _PROBLEMS,
@@ -30,15 +33,18 @@ _HOMES = {
 
 __all__ = [
     "CO2",
+    "FCP",
     "DataParallel",
     "DiLoCo",
     "EDiT",
+    "FixedGroups",
     "FullySharded",
     "GossipSGD",
     "LocalSGD",
     "NoLoCo",
     "NoTalk",
     "OverlapLocalSGD",
+    "ShortLongApart",
     "SlowMo",
     "Synchronous",
     "Trainer",
@@ -47,16 +53,19 @@ __all__ = [
 if TYPE_CHECKING:
     from orrery.systems.train.baselines import (
         DiLoCo,
+        FixedGroups,
         FullySharded,
         GossipSGD,
         LocalSGD,
         NoTalk,
         OverlapLocalSGD,
+        ShortLongApart,
         SlowMo,
         Synchronous,
     )
     from orrery.systems.train.co2 import CO2
     from orrery.systems.train.edit import EDiT
+    from orrery.systems.train.fcp import FCP
     from orrery.systems.train.noloco import NoLoCo
     from orrery.systems.train.problems import DataParallel, Trainer
 
