@@ -84,6 +84,7 @@ def search(part, liar, **options):
     return explore(roles, world=world, check=problem.check, **options)
 
 
+@pytest.mark.slow
 @pytest.mark.works_when(MINE, 1)
 def test_every_order_of_one_shot_is_safe_and_total():
     found = search(Searched(), Liar(votes="ABB", readies="ABB"))

@@ -32,6 +32,7 @@ def test_fresh_processes_with_other_hash_seeds_agree():
     assert found["runs"] == 2 * len(found["kernels"]) + 1 + 2 * len(determinism.HASH_SEEDS)
 
 
+@pytest.mark.slow
 def test_every_built_system_is_in_the_suite_or_named_as_broken():
     from orrery.lab.discover import entries
 

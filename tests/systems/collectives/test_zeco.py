@@ -135,6 +135,7 @@ def test_the_number_of_blocks_is_the_best(ratio):
     assert all(tuned <= 1.01 * scan_s(ZeCO(blocks=b), 16, ratio) for b in (1, 2, 8, 64))
 
 
+@pytest.mark.slow
 @pytest.mark.works_when(MINE, 3)
 def test_where_states_are_large_it_is_ten_times_faster(capsys):
     n, ratio = 256, 50

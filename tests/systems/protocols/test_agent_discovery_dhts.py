@@ -231,6 +231,7 @@ def judge_gain(found):
         assert all(better), f"{overlay}: {slow} at the lowest rate, {fast} at the highest"
 
 
+@pytest.mark.slow
 @pytest.mark.works_when(ID, 3)
 def test_upkeep_buys_reliability_in_churn_of_10_minutes(record_property):
     found = sweep((960.0, 60.0), 600.0, nodes=256, lookups=400, span_s=480.0, seeds=3)

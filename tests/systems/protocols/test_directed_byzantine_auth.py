@@ -105,6 +105,7 @@ def test_exact_consensus_on_all_small_digraphs_for_all_fault_sets_and_lies():
             assert found == [], (graph.links, who, lie, found[0])
 
 
+@pytest.mark.slow
 @pytest.mark.works_when(MINE, 1)
 def test_exact_consensus_on_twenty_random_digraphs():
     shapes = [(5, 1), (6, 1), (7, 1), (5, 2), (6, 1), (5, 1), (7, 1), (6, 2), (5, 1), (6, 1)]
