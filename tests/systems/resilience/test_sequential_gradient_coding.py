@@ -98,11 +98,11 @@ def exhaustive(workers, scheme, burst, window, most, rounds):
 
 @pytest.mark.works_when("sequential-gradient-coding", 1)
 @pytest.mark.parametrize("scheme", SCHEMES)
-@pytest.mark.parametrize(("burst", "window", "most"), MODELS)
-@pytest.mark.parametrize("workers", [2, 3, 4])
+@pytest.mark.parametrize(
+    ("workers", "burst", "window", "most"),
+    [(workers, *model) for workers in (2, 3, 4) for model in MODELS if model[2] < workers],
+)
 def test_every_allowed_pattern_is_decoded_in_time(scheme, workers, burst, window, most):
-    if most >= workers:
-        pytest.skip("the model allows fewer stragglers than workers")
     part = SequentialGradientCoding(scheme=scheme, burst=burst, window=window, most=most)
     told = formula(scheme, workers, burst, window, most)
     assert part.course(workers).load == pytest.approx(told, rel=1e-12)
@@ -300,9 +300,9 @@ def test_when_nobody_is_left_the_run_says_so():
 @pytest.mark.slow
 @pytest.mark.works_when("sequential-gradient-coding", 5)
 def test_a_killed_process_is_replaced_too():
-    world = World.lan({"master": 1, "worker": 4}).with_faults(Crash(node=2, at_s=0.3))
+    world = World.lan({"master": 1, "worker": 4}).with_faults(Crash(node=2, at_s=0.1))
     problem = StragglingGradients(
-        jobs=60, wait_s=1.0, slow=1.0, startup_flops=3e6, flops=6e7, rows=24000
+        jobs=120, wait_s=0.1, slow=1.0, startup_flops=3e6, flops=6e7, rows=24000
     )
     made = run(SequentialGradientCoding(), problem=problem, world=world, engine="processes")
     assert made.violations == [] and made.metrics["stood_in"] > 0
