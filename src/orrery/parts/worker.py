@@ -13,7 +13,7 @@ class LocalSGD(Worker):
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import numpy as np
@@ -130,15 +130,19 @@ class Worker(Calls, Node):
         collectives then raise `RankLost` again.
         """
         found = self._ranks()
-        alive = await self.all(*(self._answers(node) for node in found.nodes))
-        return found.group([rank for rank, up in enumerate(alive) if up], name)
+        return found.group(await self.answering(range(found.size), Worker.here), name)
 
-    async def _answers(self, node: int) -> bool:
-        if node == self.id:
+    async def answering(self, ranks: Sequence[int], method: Callable[..., Any]) -> tuple[int, ...]:
+        """Those of some ranks that say yes to `method` within `patience_s`; this rank always."""
+        said = await self.all(*(self._says_yes(rank, method) for rank in ranks))
+        return tuple(rank for rank, yes in zip(ranks, said, strict=True) if yes)
+
+    async def _says_yes(self, rank: int, method: Callable[..., Any]) -> bool:
+        if rank == self.rank:
             return True
         try:
             async with self.deadline(self.patience_s):
-                return bool(await self.ask(node, Worker.here))
+                return bool(await self.ask(self._ranks().nodes[rank], method))
         except (DeadlineExceeded, Refused):
             return False
 

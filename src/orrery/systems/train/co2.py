@@ -265,19 +265,9 @@ class CO2(Trainer):
         """The owners that answer; all of them where too few do, or none may be done without."""
         if self.replica > 1:
             return self.owners
-        answers = await self.all(*(self._is_inside(rank) for rank in self.owners))
-        found = tuple(rank for rank, up in zip(self.owners, answers, strict=True) if up)
+        found = await self.answering(self.owners, CO2.takes_part)
         # Two halves that cannot see each other must not both go on.
         return found if 2 * len(found) > len(self.owners) else self.owners
-
-    async def _is_inside(self, rank: int) -> bool:
-        if rank == self.rank:
-            return True
-        try:
-            async with self.deadline(self.patience_s):
-                return bool(await self.ask(self.fellows()[rank], CO2.takes_part))
-        except (DeadlineExceeded, Refused):
-            return False
 
     @rpc
     async def takes_part(self) -> bool:

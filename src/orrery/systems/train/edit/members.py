@@ -138,21 +138,11 @@ class Membership(Trainer):
 
     async def present(self, lost: RankLost) -> tuple[int, ...]:
         """The members that answer; where they are not more than half, the loss stands."""
-        answers = await self.all(*(self._answers_inside(rank) for rank in self.insiders))
-        found = tuple(rank for rank, up in zip(self.insiders, answers, strict=True) if up)
+        found = await self.answering(self.insiders, Membership.takes_part)
         # Two halves that cannot see each other must not both go on.
         if 2 * len(found) <= len(self.insiders):
             raise lost
         return found
-
-    async def _answers_inside(self, rank: int) -> bool:
-        if rank == self.rank:
-            return True
-        try:
-            async with self.deadline(self.patience_s):
-                return bool(await self.ask(self.fellows()[rank], Membership.takes_part))
-        except (DeadlineExceeded, Refused):
-            return False
 
     @rpc
     async def takes_part(self) -> bool:
