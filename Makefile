@@ -14,7 +14,7 @@ endif
 
 install: $(STAMP)
 
-$(STAMP): pyproject.toml setup.py $(wildcard src/orrery/engines/virtual/*.[ch])
+$(STAMP): pyproject.toml setup.py $(wildcard src/orrery/engines/*/*.[ch])
 	@command -v $(PYTHON) >/dev/null || { echo "make: $(PYTHON) is not here; apt-get install python3.11 python3.11-venv, or make PYTHON=python3.12"; exit 1; }
 	@test -x $(PY) || $(PYTHON) -m venv $(VENV)
 	$(PY) -m pip install --quiet --disable-pip-version-check --upgrade pip setuptools

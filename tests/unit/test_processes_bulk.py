@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 from orrery import World, run
-from orrery.base.errors import WorldError
-from orrery.engines.processes.bulk import Pool, checksum
+from orrery.base.errors import DeadlineExceeded, PartError, WorldError
+from orrery.engines.processes.bulk import Pool
+from orrery.engines.processes.checksum import Checksum, add_columns, add_columns_py, checksum
 from orrery.parts import Node
 
 
@@ -26,6 +27,23 @@ def test_a_flipped_bit_changes_the_checksum(size_B):
         assert checksum(wrong) != right
     if size_B:
         assert checksum(data[:-1]) != right
+
+
+@pytest.mark.parametrize("size_B", [0, 255, 256, 257, 4096, 4352, 70_001])
+def test_the_compiled_sums_are_those_of_numpy(size_B):
+    data = memoryview(np.random.default_rng(size_B).bytes(size_B + 3))[3:]  # any alignment
+    sums, twin = bytearray(b"\xff" * 256), bytearray(b"\xff" * 256)
+    add_columns(data, sums)
+    add_columns_py(data, twin)
+    assert sums == twin
+
+
+def test_a_checksum_grows_with_its_bytes():
+    data = memoryview(np.random.default_rng(1).bytes(9000))
+    growing = Checksum(data)
+    for filled in (0, 1, 255, 256, 300, 4000, 4001, 8999):
+        growing.reach(filled)
+    assert growing.value() == checksum(data)
 
 
 def test_memory_is_used_again_only_when_nobody_holds_it():
@@ -136,3 +154,92 @@ def test_a_window_limits_what_one_connection_carries():
     for bad in (0.0, -1.0, float("nan")):
         with pytest.raises(WorldError, match="window_B"):
             World.lan(2, window_B=bad)
+
+
+class Filler(Node):
+    """Node 0 sends three arrays of one tag; node 1 receives them in its own memory."""
+
+    async def main(self):
+        if self.id == 0:
+            for number in range(3):
+                await self.transfer(1, np.full(200_000, float(number)), "x")
+            return
+        memory = np.full((2, 200_000), -1.0)
+        first = await self.receive(0, "x", memory[0])
+        await self.sleep(0.02)  # the second array waits in the inbox meanwhile
+        second = await self.receive(0, "x", memory[1])
+        self.emit(inside=first.base is memory and second.base is memory)
+        self.emit(values=memory[:, [0, -1]].tolist())
+        self.emit(third=float((await self.receive(0, "x"))[0]))
+
+
+@pytest.mark.parametrize(("engine", "options"), HOW)
+def test_arrays_come_into_memory_that_is_given(engine, options):
+    made = run(Filler(), world=World.lan(2), engine=engine, **options)
+    assert {k: v for r in made.records for k, v in r.values.items()} == {
+        "inside": True,
+        "values": [[0.0, 0.0], [1.0, 1.0]],
+        "third": 2.0,
+    }
+
+
+class GivesUp(Node):
+    """Node 1 offers memory, gives up at a random moment, and receives the same array afresh."""
+
+    async def main(self):
+        if self.id == 0:
+            for number in range(40):
+                await self.transfer(1, np.full(60_000 + number, float(number)), "x")
+            return
+        wrong = 0
+        for number in range(40):
+            memory = np.full(60_000 + number, -1.0)
+            try:
+                async with self.deadline(1e-9 + float(self.rng.random()) * 4e-4):
+                    got = await self.receive(0, "x", memory)
+            except DeadlineExceeded:
+                memory[:] = -2.0  # whatever is still coming must not land here
+                got = await self.receive(0, "x")
+                await self.sleep(1e-3)
+                wrong += int((memory != -2.0).any())
+            wrong += int((got != float(number)).any())
+        self.emit(wrong=wrong)
+
+
+@pytest.mark.parametrize(("engine", "options"), HOW)
+def test_whoever_gives_up_keeps_his_memory_and_loses_no_array(engine, options):
+    made = run(GivesUp(), world=World.lan(2), engine=engine, **options)
+    assert [r.values["wrong"] for r in made.records] == [0]
+
+
+def _frozen():
+    memory = np.zeros(4)
+    memory.flags.writeable = False
+    return memory
+
+
+class Unfit(Node):
+    """Node 1 offers memory that does not fit."""
+
+    offer: str = ""
+
+    async def main(self):
+        if self.id == 0:
+            await self.first(self.transfer(1, np.zeros(4), "x"), self.sleep(0.5))
+            return
+        into = {
+            "list": [0.0] * 4, "short": np.zeros(3), "type": np.zeros(4, np.float32),
+            "strided": np.zeros(8)[::2], "frozen": _frozen(),
+        }[self.offer]  # fmt: skip
+        try:
+            await self.receive(0, "x", into)
+        except PartError as error:
+            self.emit(said=str(error))
+
+
+@pytest.mark.parametrize("offer", ["list", "short", "type", "strided", "frozen"])
+@pytest.mark.parametrize("engine", ["virtual", "processes"])
+def test_memory_that_does_not_fit_is_refused(engine, offer):
+    made = run(Unfit(offer=offer), world=World.lan(2), engine=engine)
+    said = made.records[0].values["said"]
+    assert said.startswith("receive(into=") and ("give" in said or "must be" in said)

@@ -129,6 +129,10 @@ class Queue:
     def __len__(self) -> int:
         return len(self._items)
 
+    def waiting(self) -> bool:
+        """Whether a task waits for the next item."""
+        return any(task.gen == gen for task, gen in self._getters)
+
     def put(self, item: Any) -> None:
         if not self._hand(item):
             self._items.append(item)

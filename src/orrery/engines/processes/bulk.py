@@ -18,7 +18,9 @@ import numpy as np
 
 from orrery.base import codec
 from orrery.base.errors import CodecError
+from orrery.engines.memory import poured
 from orrery.engines.processes import wire
+from orrery.engines.processes.checksum import Checksum, checksum
 from orrery.engines.processes.net import HANDSHAKE_S, MOST_STRANGERS, Link, no_delay, wide
 from orrery.engines.processes.tasks import Call, Queue
 
@@ -29,29 +31,11 @@ MOST_ARRAY_B = 1 << 34
 MOST_HEADER_B = 64 << 10
 # How many connections two processes may share out their arrays over.
 MOST_WAYS = 64
-# Columns of 64-bit words that are summed side by side, so that the sum runs at memory speed.
-_COLUMNS = 512
 # Memory of large arrays is used again while it is warm: fresh pages cost as much as the transfer.
 _LEAST_POOLED_B = 128 << 10
 _MOST_POOLED_B = 64 << 20
 # (transfer, source, destination, tag, dtype, shape, checksum)
 _Header = tuple[int, int, int, str, str, tuple[int, ...], int]
-
-
-def checksum(raw: Any) -> int:
-    """The checksum of an array's bytes: the sums of its columns of 64-bit words, by CRC-32.
-
-    Eight times as fast as CRC-32 over all bytes; any flipped bit and any burst within a column
-    changes it, and so does whatever the last, shorter row holds.
-    """
-    data: Any = np.frombuffer(raw, np.uint8)
-    rows = data.size // (8 * _COLUMNS)
-    whole = rows * 8 * _COLUMNS
-    crc = zlib.crc32(data[whole:])
-    if rows:
-        table = data[:whole].view(np.uint64).reshape(rows, _COLUMNS)
-        crc = zlib.crc32(np.add.reduce(table, axis=0), crc)
-    return crc
 
 
 class Pool:
@@ -87,12 +71,34 @@ class Pool:
         return block
 
 
+class Offer:
+    """Memory of a task that waits for an array, to be filled by the socket itself.
+
+    When the array is there, the offer goes through the inbox in its place.
+    """
+
+    __slots__ = ("array", "full", "receiving")
+
+    def __init__(self, array: Any) -> None:
+        self.array = array
+        self.full = False
+        self.receiving: _Receiving | None = None
+
+    def withdraw(self) -> None:
+        """The task has gone: the array that is coming, or has come, gets memory of its own."""
+        if self.full:
+            self.array = self.array.copy()
+        elif self.receiving is not None:
+            self.receiving.turn_aside()
+
+
 class Bulk:
     """The transfers of one process, in both directions."""
 
     def __init__(self, post: Post) -> None:
         self.post = post
         self._inboxes: dict[tuple[int, int, str], Queue] = {}
+        self._offers: dict[tuple[int, int, str], Offer] = {}
         self._links: dict[tuple[int, int], Link] = {}
         self._addresses: dict[int, tuple[str, int]] = {}
         self._server: Any = None
@@ -132,6 +138,36 @@ class Bulk:
             queue = self._inboxes[key] = Queue(self.post.kernel)
         return queue
 
+    def _deliver(self, node: int, peer: int, tag: str, item: Any) -> None:
+        # Whoever offered memory waits first in line, so this item is his, whatever memory it is in.
+        self._offers.pop((node, peer, tag), None)
+        self.inbox(node, peer, tag).put(item)
+
+    async def receive(self, node: int, peer: int, tag: str, into: Any = None) -> Any:
+        """The next array of a tag; in the memory of `into`, where that is given."""
+        inbox, key = self.inbox(node, peer, tag), (node, peer, tag)
+        if into is None or len(inbox) or inbox.waiting():
+            return poured(_unpacked(await inbox.get()), into)
+        offer = self._offers[key] = Offer(into)
+        got = None
+        try:
+            got = await inbox.get()
+        finally:
+            if self._offers.get(key) is offer:
+                del self._offers[key]
+            if got is not offer:
+                offer.withdraw()
+        return into if got is offer else poured(_unpacked(got), into)
+
+    def offered(self, header: _Header, dtype: Any) -> Offer | None:
+        """Memory that waits for just this array."""
+        _, src, dst, tag, _, shape, _ = header
+        offer = self._offers.get((dst, src, tag))
+        if offer is None or offer.receiving is not None:
+            return None
+        fits = offer.array.shape == shape and offer.array.dtype == dtype
+        return offer if fits else None
+
     async def send(self, src: int, dst: int, data: Any, tag: str) -> None:
         """Returns when the last byte arrived; a transfer to or from a dead node never does."""
         post, kernel = self.post, self.post.kernel
@@ -155,7 +191,7 @@ class Bulk:
         post = self.post
         group = post.spec.group_of[dst]
         if group == post.group:
-            self.inbox(dst, src, tag).put(data)
+            self._deliver(dst, src, tag, data)
             arrived.resolve(None)
             return
         raw = memoryview(data.reshape(-1).view("u1")) if data.nbytes else memoryview(b"")
@@ -166,11 +202,11 @@ class Bulk:
         head = wire.frame(codec.encode(header), MOST_HEADER_B, f"the tag {tag[:20]!r}")
         self._link(group, tag).send(*((head, raw) if raw.nbytes else (head,)))
 
-    def take(self, group: int, header: _Header, array: Any) -> None:
-        """An array is complete: hand it over and tell the sender."""
+    def take(self, group: int, header: _Header, item: Any) -> None:
+        """An array, or the offer that holds it, is complete: hand it over and tell the sender."""
         number, src, dst, tag = header[:4]
         post = self.post
-        self.inbox(dst, src, tag).put(array)
+        self._deliver(dst, src, tag, item)
         note = wire.Message(wire.ARRIVED, dst, src, number, "", b"")
         post.net.send(group, wire.frame(wire.pack_message(note)))
 
@@ -181,6 +217,10 @@ class Bulk:
             link.close()
         for transport in list(self.accepted):
             transport.abort()  # type: ignore[attr-defined]
+
+
+def _unpacked(item: Any) -> Any:
+    return item.array if type(item) is Offer else item
 
 
 class _Receiving(asyncio.BufferedProtocol):
@@ -194,6 +234,8 @@ class _Receiving(asyncio.BufferedProtocol):
         self._timer: asyncio.TimerHandle | None = None
         self._header: _Header | None = None
         self._array: Any = None
+        self._offer: Offer | None = None
+        self._sum: Checksum | None = None
         self._crc = 0
         self._counted = False
         self._expect(bytearray(wire.OPEN.size), self._verify)
@@ -220,6 +262,8 @@ class _Receiving(asyncio.BufferedProtocol):
 
     def buffer_updated(self, nbytes: int) -> None:
         self._filled += nbytes
+        if self._sum is not None:
+            self._sum.reach(self._filled)
         if self._filled < len(self._target):
             return
         try:
@@ -246,7 +290,8 @@ class _Receiving(asyncio.BufferedProtocol):
         self._next()
 
     def _next(self) -> None:
-        self._array = self._header = None
+        self._array = self._header = self._sum = None
+        self._let_go()
         self._expect(bytearray(wire.FRAME.size), self._on_frame)
 
     def _on_frame(self) -> None:
@@ -275,17 +320,43 @@ class _Receiving(asyncio.BufferedProtocol):
         if size_B > MOST_ARRAY_B:
             raise wire.WireError(f"an array of {size_B} bytes is over the cap of {MOST_ARRAY_B}")
         self._header = header
-        self._array = self._bulk.pool.array(shape, dtype)
+        self._offer = self._bulk.offered(header, dtype)
+        if self._offer is None:
+            self._array = self._bulk.pool.array(shape, dtype)
+        else:
+            self._offer.receiving = self
+            self._array = self._offer.array
         if not size_B:
             self._on_array()
             return
         self._expect(self._array.reshape(-1).view("u1"), self._on_array)
+        self._sum = Checksum(self._target)
+
+    def turn_aside(self) -> None:
+        """What has come so far, and the rest, go to other memory."""
+        assert self._header is not None
+        array = self._bulk.pool.array(self._header[5], self._array.dtype)
+        self._offer, self._array = None, array
+        if array.nbytes:
+            fresh = memoryview(array.reshape(-1).view("u1")).cast("B")
+            fresh[: self._filled] = self._target[: self._filled]
+            self._target = fresh
+            self._sum = Checksum(fresh)
+            self._sum.reach(self._filled)
+
+    def _let_go(self) -> None:
+        if self._offer is not None:
+            self._offer.receiving = None
+            self._offer = None
 
     def _on_array(self) -> None:
         assert self._header is not None
-        raw = self._target if self._array.nbytes else b""
-        if checksum(raw) != self._header[6]:
+        found = self._sum.value() if self._sum is not None else checksum(memoryview(b""))
+        if found != self._header[6]:
             self._bulk.post.counters.add("corrupt")
+        elif self._offer is not None:
+            self._offer.full = True
+            self._bulk.take(self._group, self._header, self._offer)
         else:
             self._bulk.take(self._group, self._header, self._array)
         self._next()
@@ -301,6 +372,7 @@ class _Receiving(asyncio.BufferedProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._bulk.accepted.discard(self._transport)
+        self._let_go()
         if self._timer is not None:
             self._timer.cancel()
         if self._group < 0:

@@ -10,6 +10,7 @@ import numpy as np
 
 from orrery.base.errors import PartError
 from orrery.base.rand import Stream
+from orrery.engines.memory import check_memory
 from orrery.engines.processes.tasks import Deadline, Event, Lock, Queue, Task
 from orrery.parts.monitor import boils_down
 from orrery.parts.node import Peers
@@ -164,9 +165,14 @@ class ProcessHost:
             raise PartError(f"transfer: an array of {data.dtype} holds objects; use a number type")
         await self._place.bulk.send(self._index, peer, data, tag)
 
-    async def receive(self, peer: int, tag: str = "") -> Any:
-        """The next array that `peer` transferred under `tag`."""
-        return await self._place.bulk.inbox(self._index, peer, tag).get()
+    async def receive(self, peer: int, tag: str = "", into: Any = None) -> Any:
+        """The next array that `peer` transferred under `tag`.
+
+        Given memory of its shape and type (`into`), the socket fills that, which saves a copy; it
+        holds anything until the array is there.
+        """
+        check_memory(into)
+        return await self._place.bulk.receive(self._index, peer, tag, into)
 
     # -- compute
 

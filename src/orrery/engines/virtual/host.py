@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from orrery.base.errors import PartError
+from orrery.engines.memory import check_memory, poured
 from orrery.parts.groups import compact
 from orrery.parts.monitor import boils_down
 from orrery.parts.node import Peers
@@ -107,9 +108,13 @@ class HostMethods:
         data = array if _stands_for_size(array) else np.array(array, copy=True)
         await engine.flows.send(self._index, peer, data, tag, scale)
 
-    async def receive(self, peer: int, tag: str = "") -> Any:
-        """The next array that `peer` transferred under `tag`."""
-        return await self._engine.flows.inbox(self._index, peer, tag).get()
+    async def receive(self, peer: int, tag: str = "", into: Any = None) -> Any:
+        """The next array that `peer` transferred under `tag`.
+
+        Given memory of its shape and type (`into`), it is put there: a real engine saves a copy.
+        """
+        check_memory(into)
+        return poured(await self._engine.flows.inbox(self._index, peer, tag).get(), into)
 
     # -- collectives
 

@@ -38,11 +38,11 @@ class Lanes:
         self._queues[self._sent % len(self._queues)].put(piece)
         self._sent += 1
 
-    async def take(self) -> Array:
-        """The next piece from the left."""
+    async def take(self, into: Array | None = None) -> Array:
+        """The next piece from the left, in the memory that is given for it."""
         name = self._names[self._got % len(self._names)]
         self._got += 1
-        return await self._node.receive(self._left, name)
+        return await self._node.receive(self._left, name, into)
 
     async def _carry(self, lane: int) -> None:
         queue, name = self._queues[lane], self._names[lane]
@@ -122,10 +122,13 @@ async def all_reduce(
     for step in range(size - 1):
         last = step == size - 2
         for begin, end in cut.pieces(place - step - 1):
-            wire = await lanes.take()
+            # Sums that travel as they are go from the socket to where they belong.
+            straight = total[begin:end] if coder.exact and not hollow else None
+            wire = await lanes.take(straight)
             if not last:
                 lanes.post(wire)
-            keep(begin, end, coder.unpack(wire, end - begin, kind))
+            if straight is None:
+                keep(begin, end, coder.unpack(wire, end - begin, kind))
     if hollow:
         first = ends[0] if ends else data[:1]
         return np.broadcast_to(first, data.shape)
