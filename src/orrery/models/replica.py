@@ -294,15 +294,20 @@ class Replica:
         """Take more blocks: first those of the prompt that others may share."""
         if not self.pool.take(blocks):
             return False
+        self._book(seq, blocks)
+        return True
+
+    def _book(self, seq: Running, blocks: int) -> None:
+        """Blocks that were taken, or will be at once, are those of a request."""
         seq.blocks_held = held = seq.blocks_held + blocks
         seq.room = held * self.pool.block_tokens
-        shared = len(seq.request.blocks) - len(seq.held)
-        if shared > 0:
-            shared = min(shared, blocks)
-            seq.held.extend([BLANK] * shared)
-            blocks -= shared
+        if seq.request.blocks:
+            shared = len(seq.request.blocks) - len(seq.held)
+            if shared > 0:
+                shared = min(shared, blocks)
+                seq.held.extend([BLANK] * shared)
+                blocks -= shared
         seq.own += blocks
-        return True
 
     def _fill(self, seq: Running, computed: int) -> None:
         """Give keys to the shared blocks that become full."""
@@ -395,7 +400,8 @@ class Replica:
         self.busy_s += took_s
         used = pool.blocks - pool.free
         meters.block_s += used * took_s
-        meters.peak_use = max(meters.peak_use, used / pool.blocks)
+        if used > meters.peak_use * pool.blocks:
+            meters.peak_use = used / pool.blocks
         if self._joules is None:
             return
         kind = 1 if step.prefill else 0
@@ -430,7 +436,10 @@ class Replica:
         if not self.scheduler.steady(self._look(now_s)):
             return 0
         more = min([seq._limit - seq.planned for seq in everyone])
-        if more > 0 and self._blocks_for(after, more) > self.pool.free:
+        free = self.pool.free
+        # At most so many blocks are lacking; only where they might not be there, it is reckoned.
+        most = count * (more // self.pool.block_tokens + 1)
+        if more > 0 and most > free and self._blocks_for(after, more) > free:
             fits, fails = 0, more
             while fails - fits > 1:
                 middle = (fits + fails) // 2
@@ -453,13 +462,18 @@ class Replica:
         size = self.pool.block_tokens
         everyone = step.everyone
         self.kv_tokens += more * len(everyone)
+        taken = 0
         for seq in everyone:
-            seq.computed += more
-            if seq.computed > seq.room:
-                self._grow(seq, -(-(seq.computed - seq.room) // size))
-            seq.planned += more
-            if seq.planned >= seq._limit:
+            seq.computed = computed = seq.computed + more
+            lacking = computed - seq.room
+            if lacking > 0:
+                blocks = -(-lacking // size)
+                taken += blocks
+                self._book(seq, blocks)
+            seq.planned = planned = seq.planned + more
+            if planned >= seq._limit:
                 seq.decoding = False
+        self.pool.take(taken)
         if self._next is not None:
             # The planned step is now one that comes so many steps later.
             self._next.decode_kv += more * self._next.decodes
