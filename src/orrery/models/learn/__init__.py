@@ -4,10 +4,10 @@ All of it is NumPy on flat vectors, so that an average over replicas is an avera
 stack of replicas costs little more than one.
 """
 
+from orrery.models.learn.experts import Experts
 from orrery.models.learn.layout import Layout
 from orrery.models.learn.optim import AdamW, Momentum, Optimiser, make
 from orrery.models.learn.tasks import (
-    TASKS,
     Digits,
     Language,
     LearningTask,
@@ -15,7 +15,12 @@ from orrery.models.learn.tasks import (
     Quadratic,
 )
 
+TASKS = {
+    "quadratic": Quadratic, "logistic": Logistic, "digits": Digits, "language": Language,
+    "experts": Experts,
+}  # fmt: skip
+
 __all__ = [
-    "TASKS", "AdamW", "Digits", "Language", "Layout", "LearningTask", "Logistic", "Momentum",
-    "Optimiser", "Quadratic", "make",
+    "TASKS", "AdamW", "Digits", "Experts", "Language", "Layout", "LearningTask", "Logistic",
+    "Momentum", "Optimiser", "Quadratic", "make",
 ]  # fmt: skip

@@ -50,14 +50,22 @@ def layout_of(shape: Shape) -> Layout:
 
 def layers_of(shape: Shape) -> dict[str, slice]:
     """The flat vector cut by layer: "embed", "0", "1", …, "head"."""
-    layout = layout_of(shape)
+    return by_layer(layout_of(shape))
+
+
+def by_layer(layout: Layout) -> dict[str, slice]:
+    """The same for any model whose arrays in the layers are named after them: "0.norm"."""
     named = {name: name.split(".")[0] if "." in name else "head" for name in layout.slices}
     return layout.groups(named | {"tokens": "embed", "places": "embed"})
 
 
 def start_weights(shape: Shape, rng: np.random.Generator) -> Array:
     """Small random matrices, and norms of one."""
-    layout = layout_of(shape)
+    return filled(layout_of(shape), shape, rng)
+
+
+def filled(layout: Layout, shape: Any, rng: np.random.Generator) -> Array:
+    """The same for a layout with further arrays in its layers."""
     flat = np.empty(layout.size, np.float32)
     for name, view in layout.views(flat).items():
         if "norm" in name:
@@ -100,12 +108,13 @@ def _turn(x: Array) -> Array:
     return np.swapaxes(x, -1, -2)
 
 
-class _Pass:
-    """One forward pass with what the backward pass needs."""
+class Pass:
+    """One forward pass with what the backward pass needs; a subclass may have other wide layers."""
 
-    def __init__(self, shape: Shape, flat: Array, tokens: Array, keep: Any = None) -> None:
+    def __init__(self, shape: Any, flat: Array, tokens: Array, keep: Any = None) -> None:
         self.shape = shape
-        self.weights = layout_of(shape).views(flat)
+        self.layout = self.layout_of(shape)
+        self.weights = self.layout.views(flat)
         replicas, rows, longer = tokens.shape
         self.size = (replicas, rows, longer - 1)
         if longer - 1 > shape.context or longer < 2:
@@ -116,6 +125,11 @@ class _Pass:
         self.keep = keep
         self.kept: list[Any] = []
         self.logits = self._forward()
+
+    @staticmethod
+    def layout_of(shape: Any) -> Layout:
+        """Which arrays a model of this shape has."""
+        return layout_of(shape)
 
     def _forward(self) -> Array:
         replicas, rows, length = self.size
@@ -135,11 +149,17 @@ class _Pass:
         mixed, attention = self._attend(y @ weights[f"{layer}.qkv"])
         x = x + mixed @ weights[f"{layer}.out"]
         y2, norm2 = _norm(x, weights[f"{layer}.norm2"])
-        wide = np.maximum(y2 @ weights[f"{layer}.up"], 0.0)
+        added, wide = self.wide(layer, y2)
+        self.kept.append((y, norm, mixed, attention, y2, norm2, wide))
+        return x + added
+
+    def wide(self, layer: int, y: Array) -> tuple[Array, Any]:
+        """(what the wide block of a layer adds, what its backward pass needs)."""
+        weights = self.weights
+        wide = np.maximum(y @ weights[f"{layer}.up"], 0.0)
         if self.keep is not None:  # dropout: which numbers stay, and by how much they grow
             wide = wide * self.keep[layer]
-        self.kept.append((y, norm, mixed, attention, y2, norm2, wide))
-        return x + wide @ weights[f"{layer}.down"]
+        return wide @ weights[f"{layer}.down"], wide
 
     def _heads(self, x: Array) -> Array:
         """(replicas, tokens, width) as (replicas, rows, heads, length, width of a head)."""
@@ -174,7 +194,10 @@ class _Pass:
 
     def gradient(self, out: Array) -> None:
         """Write the gradient of each replica's loss into `out`, which has the weights' shape."""
-        grads = layout_of(self.shape).views(out)
+        self.write(self.layout.views(out))
+
+    def write(self, grads: dict[str, Array]) -> None:
+        """Write the gradient into arrays that are named as the weights are."""
         weights = self.weights
         replicas, rows, length = self.size
         up = np.exp(self.logits - self.logits.max(axis=-1, keepdims=True))
@@ -198,15 +221,8 @@ class _Pass:
     def _block_back(self, layer: int, back: Array, grads: dict[str, Array]) -> Array:
         weights = self.weights
         y, norm, mixed, attention, y2, norm2, wide = self.kept[layer]
-        grads[f"{layer}.down"][:] = _turn(wide) @ back
-        up = back @ _turn(weights[f"{layer}.down"])
-        up = np.where(wide > 0.0, up, np.float32(0.0))
-        if self.keep is not None:
-            up = up * self.keep[layer]
-        grads[f"{layer}.up"][:] = _turn(y2) @ up
-        inner, gain = _norm_back(
-            up @ _turn(weights[f"{layer}.up"]), weights[f"{layer}.norm2"], norm2
-        )
+        up = self.wide_back(layer, back, y2, wide, grads)
+        inner, gain = _norm_back(up, weights[f"{layer}.norm2"], norm2)
         grads[f"{layer}.norm2"][:] = gain
         back = back + inner
         grads[f"{layer}.out"][:] = _turn(mixed) @ back
@@ -217,6 +233,19 @@ class _Pass:
         )
         grads[f"{layer}.norm"][:] = gain
         return back + inner
+
+    def wide_back(
+        self, layer: int, back: Array, y: Array, wide: Any, grads: dict[str, Array]
+    ) -> Array:
+        """The gradient of what went into the wide block; writes those of its matrices."""
+        weights = self.weights
+        grads[f"{layer}.down"][:] = _turn(wide) @ back
+        up = back @ _turn(weights[f"{layer}.down"])
+        up = np.where(wide > 0.0, up, np.float32(0.0))
+        if self.keep is not None:
+            up = up * self.keep[layer]
+        grads[f"{layer}.up"][:] = _turn(y) @ up
+        return up @ _turn(weights[f"{layer}.up"])
 
     def _attend_back(self, up: Array, kept: Any) -> Array:
         q, k, v, share, scale = kept
@@ -237,7 +266,7 @@ def _mask(length: int) -> Array:
 def losses(shape: Shape, flat: Array, tokens: Array) -> Array:
     """The loss of each replica on its own rows of tokens."""
     with np.errstate(over="ignore", invalid="ignore"):  # a model that diverged has a loss of nan
-        return _Pass(shape, flat, tokens).losses()
+        return Pass(shape, flat, tokens).losses()
 
 
 def gradients(shape: Shape, flat: Array, tokens: Array, keep: Any = None) -> tuple[Array, Array]:
@@ -247,6 +276,6 @@ def gradients(shape: Shape, flat: Array, tokens: Array, keep: Any = None) -> tup
     """
     out = np.empty_like(flat)
     with np.errstate(over="ignore", invalid="ignore"):
-        passed = _Pass(shape, flat, tokens, keep)
+        passed = Pass(shape, flat, tokens, keep)
         passed.gradient(out)
         return passed.losses(), out

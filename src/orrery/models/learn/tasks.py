@@ -446,6 +446,3 @@ class Passages(_Share):
     def loss(self, weights: Array) -> float:
         """The loss on the rank's first batch."""
         return float(language.losses(self.task.shape(), weights[None], self.rows(0)[None])[0])
-
-
-TASKS = {"quadratic": Quadratic, "logistic": Logistic, "digits": Digits, "language": Language}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from orrery.models.learn import make
+from orrery.models.learn import Optimiser, make
 from orrery.parts.collectives import Array, part_items
 from orrery.systems.train.problems.trainer import Trainer
 
@@ -83,6 +83,9 @@ class FullySharded(Trainer):
         for layer, task in scattered.items():
             mean = np.asarray(await task) / self.size
             self.own[layer] = self.steppers[layer].step(self.own[layer], mean)
+
+    def optimisers(self) -> list[Optimiser]:
+        return list(self.steppers.values())
 
     def state_B(self) -> int:
         """Bytes of weights and optimiser state that this rank keeps between steps."""

@@ -45,7 +45,7 @@ class DataParallel(Problem):
     5
     """
 
-    task: Literal["language", "digits", "logistic", "quadratic"] = "language"
+    task: Literal["language", "experts", "digits", "logistic", "quadratic"] = "language"
     steps: Count = 16
     batch: Count = 4
     rate: NonNegative = 0.0
@@ -55,7 +55,7 @@ class DataParallel(Problem):
     target: NonNegative = 0.0
     data_seed: Whole = 0
     patience_s: Positive = 600.0
-    more: dict[str, int | float | str] = {}
+    more: dict[str, bool | int | float | str] = {}
     own: Task = Task()
 
     port: ClassVar[type] = Trainer
@@ -69,6 +69,13 @@ class DataParallel(Problem):
         ),
         "widest": Metric("", "lower", "ranks of the largest group that a collective ran in"),
         "sent_B": Metric("B", "lower", "bytes that a replica sent for each of its steps"),
+        "optimiser_B": Metric("B", "lower", "bytes of optimiser state that a replica keeps"),
+        "up_B": Metric(
+            "B", "lower", "bytes that a replica hands in at a synchronisation, if it tells"
+        ),
+        "down_B": Metric(
+            "B", "lower", "bytes that a replica gets back from a synchronisation, if it tells"
+        ),
         "spread": Metric("", "lower", "distance of the replicas from their mean, root mean square"),
         "samples_per_s": Metric("1/s", "higher", "rows read by all replicas in a second"),
         "target_rate": Metric(
@@ -163,6 +170,10 @@ class DataParallel(Problem):
             "samples_per_s": sum(taken) * rows / time_s if time_s > 0 else 0.0,
             **costs,
         }  # fmt: skip
+        for name in ("optimiser_B", "up_B", "down_B"):
+            told = [values[name] for values in ends.values() if name in values]
+            if told:
+                found[name] = float(np.mean(told)) * self.scale
         reached = self._reached(outcome)
         if reached is not None:
             found["target_s"], step = reached

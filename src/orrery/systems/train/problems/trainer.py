@@ -89,9 +89,19 @@ class Trainer(Worker):
         self.emit(
             rank=self.rank, weights=self.weights, digest=digest(self.weights), taken=self.taken,
             took_s=self.now - began_s, busy_s=self.busy_s, sent_B=self.sent_B,
-            lives=self.incarnation + 1, widest=self.widest,
+            lives=self.incarnation + 1, widest=self.widest, **self.told(),
         )  # fmt: skip
         self.over.set()
+
+    def told(self) -> dict[str, float]:
+        """What a replica reports of itself besides; the problem has the mean as metrics."""
+        kept = [value for each in self.optimisers() for value in each.state().values()]
+        held = sum(value.nbytes for value in kept if isinstance(value, np.ndarray))
+        return {"optimiser_B": held}
+
+    def optimisers(self) -> list[Optimiser]:
+        """The optimisers that this replica steps with."""
+        return [self.inner]
 
     @rpc
     async def ended(self) -> bool:

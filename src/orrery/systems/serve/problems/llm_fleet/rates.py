@@ -2,10 +2,11 @@
 
 It is found by bisection over virtual-time replays of one replica. All replays of a bisection have
 the same lengths and the same draws for arrivals, only faster or slower, so the result is a
-function of its inputs alone. Four more replays, with other draws, must then keep the promise too,
+function of its inputs alone. Three more replays, with other draws, must then keep the promise too,
 else the rate is lowered: a planner looks for the best of many rates, and would find those that had
-luck with their draws. A replica of one role answers for half of the misses each: 97.5 % of
-first tokens on time (prefill), 97.5 % of the further ones (decode).
+luck with their draws. These are long: a queue that grows slowly breaks no promise within a minute,
+and answers of 20 seconds fill no batch. A replica of one role answers for half of the misses each:
+97.5 % of first tokens on time (prefill), 97.5 % of the further ones (decode).
 """
 
 from __future__ import annotations
@@ -30,14 +31,16 @@ from orrery.systems.serve.problems.llm_fleet.strategy import (
 
 BLOCK_TOKENS = 16
 SERVICES = {"azure-conv": "conv", "azure-code": "code"}
-# A replay lasts about this long, so that batches fill and queues show; within these counts.
+# A replay of the bisection lasts about this long, within these counts of requests; one that
+# confirms lasts until batches are full and queues show.
 SPAN_S, FEWEST, MOST = 40.0, 160, 1600
+LONG_S, MOST_LONG = 240.0, 24_000
 # The first part of a replay only fills the batch, and is not judged.
 WARM = 0.25
 STEP = 1.03  # two rates of a bisection end this close
 LOWER = 0.94  # a rate that other draws refute becomes this much of it
 HOPELESS = 4.0  # lowered by more than this factor, it keeps no promise at any rate
-OTHERS = (1, 2, 3, 4)  # the seeds of those draws
+OTHERS = (1, 2, 3)  # the seeds of those draws
 
 
 class Target95(msgspec.Struct, frozen=True):
@@ -113,11 +116,11 @@ def on_time(served: Served, target: Target, role: str) -> bool:
 
 def attains(
     strategy: Strategy, promise: Target95, rate_per_s: float, *, seed: int = 0,
-    tables: str | None = None,
+    tables: str | None = None, span_s: float = SPAN_S, most: int = MOST,
 ) -> bool:  # fmt: skip
     """Whether a replica on its own meets its promise at a rate; stops once that is decided."""
     role = strategy.role
-    count = int(min(max(rate_per_s * SPAN_S, FEWEST), MOST))
+    count = int(min(max(rate_per_s * span_s, FEWEST), most))
     first = int(count * WARM)
     share = promise.share if role == "mixed" else (1 + promise.share) / 2
     allowed = int((count - first) * (1 - share))
@@ -198,10 +201,11 @@ def measured_rate(strategy: Strategy, promise: Target95, tables: str | None = No
 def confirmed(
     strategy: Strategy, promise: Target95, rate_per_s: float, tables: str | None = None
 ) -> float:
-    """A rate, lowered until replays with other draws keep the promise too; 0 where none does."""
+    """A rate, lowered until long replays with other draws keep the promise; 0 where none does."""
     least = rate_per_s / HOPELESS
     for seed in OTHERS:
-        while not attains(strategy, promise, rate_per_s, seed=seed, tables=tables):
+        while not attains(strategy, promise, rate_per_s, seed=seed, tables=tables,
+                          span_s=LONG_S, most=MOST_LONG):  # fmt: skip
             rate_per_s *= LOWER
             if rate_per_s < least:  # some prompts are late even when they are alone
                 return 0.0
