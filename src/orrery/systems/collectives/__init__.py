@@ -14,9 +14,12 @@ _HOMES = {
     "AllReduce": "orrery.systems.collectives.problems.all_reduce",
     "AttentionJob": "orrery.systems.collectives.problems.long_attention",
     "BidirectionalRing": "orrery.systems.collectives.baselines.bidirectional_ring",
+    "CastRing": "orrery.systems.collectives.baselines.cast_ring",
     "CheckpointRestart": "orrery.systems.collectives.baselines.checkpoint_restart",
     "ChurnedAllReduce": "orrery.systems.collectives.problems.churned_all_reduce",
     "Collective": "orrery.parts.collectives",
+    "CompressedAllReduce": "orrery.systems.collectives.problems.compressed_all_reduce",
+    "CoupledRing": "orrery.systems.collectives.baselines.coupled_ring",
     "Direct": "orrery.systems.collectives.baselines.direct",
     "Elastic": "orrery.systems.collectives.problems.elastic_peer",
     "ElasticServer": "orrery.systems.collectives.baselines.elastic_server",
@@ -27,8 +30,10 @@ _HOMES = {
     "LinearUlysses": "orrery.systems.collectives.baselines.linear_ulysses",
     "LongAttention": "orrery.systems.collectives.problems.long_attention",
     "LongLinearAttention": "orrery.systems.collectives.problems.long_linear_attention",
+    "NCCLZ": "orrery.systems.collectives.ncclz",
     "OuterTraining": "orrery.systems.collectives.problems.outer_training",
     "PCCL": "orrery.systems.collectives.pccl",
+    "QuantisedRing": "orrery.systems.collectives.baselines.quantised_ring",
     "RecursiveDoubling": "orrery.systems.collectives.baselines.recursive_doubling",
     "RecursiveHalving": "orrery.systems.collectives.baselines.recursive_halving",
     "Ring": "orrery.systems.collectives.baselines.ring",
@@ -48,13 +53,17 @@ _HOMES = {
 __all__ = [
     "LASP",
     "LASP2",
+    "NCCLZ",
     "PCCL",
     "AllReduce",
     "AttentionJob",
     "BidirectionalRing",
+    "CastRing",
     "CheckpointRestart",
     "ChurnedAllReduce",
     "Collective",
+    "CompressedAllReduce",
+    "CoupledRing",
     "Direct",
     "Elastic",
     "ElasticServer",
@@ -64,6 +73,7 @@ __all__ = [
     "LongAttention",
     "LongLinearAttention",
     "OuterTraining",
+    "QuantisedRing",
     "RecursiveDoubling",
     "RecursiveHalving",
     "Ring",
@@ -83,7 +93,9 @@ __all__ = [
 if TYPE_CHECKING:
     from orrery.parts.collectives import Collective
     from orrery.systems.collectives.baselines.bidirectional_ring import BidirectionalRing
+    from orrery.systems.collectives.baselines.cast_ring import CastRing
     from orrery.systems.collectives.baselines.checkpoint_restart import CheckpointRestart
+    from orrery.systems.collectives.baselines.coupled_ring import CoupledRing
     from orrery.systems.collectives.baselines.direct import Direct
     from orrery.systems.collectives.baselines.elastic_server import ElasticServer
     from orrery.systems.collectives.baselines.lasp import LASP
@@ -91,6 +103,7 @@ if TYPE_CHECKING:
     from orrery.systems.collectives.baselines.linear_ring import LinearRing
     from orrery.systems.collectives.baselines.linear_single import LinearSingle
     from orrery.systems.collectives.baselines.linear_ulysses import LinearUlysses
+    from orrery.systems.collectives.baselines.quantised_ring import QuantisedRing
     from orrery.systems.collectives.baselines.recursive_doubling import RecursiveDoubling
     from orrery.systems.collectives.baselines.recursive_halving import RecursiveHalving
     from orrery.systems.collectives.baselines.ring import Ring
@@ -101,9 +114,11 @@ if TYPE_CHECKING:
     from orrery.systems.collectives.baselines.tree import Tree
     from orrery.systems.collectives.baselines.ulysses import Ulysses
     from orrery.systems.collectives.baselines.zigzag_ring import ZigzagRing
+    from orrery.systems.collectives.ncclz import NCCLZ
     from orrery.systems.collectives.pccl import PCCL
     from orrery.systems.collectives.problems.all_reduce import AllReduce
     from orrery.systems.collectives.problems.churned_all_reduce import ChurnedAllReduce
+    from orrery.systems.collectives.problems.compressed_all_reduce import CompressedAllReduce
     from orrery.systems.collectives.problems.elastic_peer import Elastic
     from orrery.systems.collectives.problems.long_attention import (
         AttentionJob,

@@ -8,7 +8,9 @@ from orrery.base.doors import door
 
 _HOMES = {
     "BidirectionalRing": "orrery.systems.collectives.baselines.bidirectional_ring",
+    "CastRing": "orrery.systems.collectives.baselines.cast_ring",
     "CheckpointRestart": "orrery.systems.collectives.baselines.checkpoint_restart",
+    "CoupledRing": "orrery.systems.collectives.baselines.coupled_ring",
     "Direct": "orrery.systems.collectives.baselines.direct",
     "ElasticServer": "orrery.systems.collectives.baselines.elastic_server",
     "LASP": "orrery.systems.collectives.baselines.lasp",
@@ -16,6 +18,7 @@ _HOMES = {
     "LinearRing": "orrery.systems.collectives.baselines.linear_ring",
     "LinearSingle": "orrery.systems.collectives.baselines.linear_single",
     "LinearUlysses": "orrery.systems.collectives.baselines.linear_ulysses",
+    "QuantisedRing": "orrery.systems.collectives.baselines.quantised_ring",
     "RecursiveDoubling": "orrery.systems.collectives.baselines.recursive_doubling",
     "RecursiveHalving": "orrery.systems.collectives.baselines.recursive_halving",
     "Ring": "orrery.systems.collectives.baselines.ring",
@@ -32,12 +35,15 @@ __all__ = [
     "LASP",
     "LASP2",
     "BidirectionalRing",
+    "CastRing",
     "CheckpointRestart",
+    "CoupledRing",
     "Direct",
     "ElasticServer",
     "LinearRing",
     "LinearSingle",
     "LinearUlysses",
+    "QuantisedRing",
     "RecursiveDoubling",
     "RecursiveHalving",
     "Ring",
@@ -52,7 +58,9 @@ __all__ = [
 
 if TYPE_CHECKING:
     from orrery.systems.collectives.baselines.bidirectional_ring import BidirectionalRing
+    from orrery.systems.collectives.baselines.cast_ring import CastRing
     from orrery.systems.collectives.baselines.checkpoint_restart import CheckpointRestart
+    from orrery.systems.collectives.baselines.coupled_ring import CoupledRing
     from orrery.systems.collectives.baselines.direct import Direct
     from orrery.systems.collectives.baselines.elastic_server import ElasticServer
     from orrery.systems.collectives.baselines.lasp import LASP
@@ -60,6 +68,7 @@ if TYPE_CHECKING:
     from orrery.systems.collectives.baselines.linear_ring import LinearRing
     from orrery.systems.collectives.baselines.linear_single import LinearSingle
     from orrery.systems.collectives.baselines.linear_ulysses import LinearUlysses
+    from orrery.systems.collectives.baselines.quantised_ring import QuantisedRing
     from orrery.systems.collectives.baselines.recursive_doubling import RecursiveDoubling
     from orrery.systems.collectives.baselines.recursive_halving import RecursiveHalving
     from orrery.systems.collectives.baselines.ring import Ring
