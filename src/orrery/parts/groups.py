@@ -292,6 +292,7 @@ class Line:
                 if before is not None and not before.is_set():
                     await before.wait()
                 await worker.transfer(node, data, self._lane(number), scale)
+                self.shipped(rank, data)
             finally:
                 arrived.set()
 
@@ -320,6 +321,9 @@ class Line:
                     await arrived.wait()
             except DeadlineExceeded:
                 raise self._lost(rank) from None
+
+    def shipped(self, rank: int, array: Array) -> None:
+        """What was posted to a rank has arrived there; for a subclass that watches progress."""
 
     def cancel(self) -> None:
         """Wait no longer for what was posted."""

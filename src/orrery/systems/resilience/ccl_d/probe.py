@@ -1,0 +1,165 @@
+"""The probe of CCL-D: a recorder that knows what is normal, and makes the heart-beat of a rank."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable
+
+from orrery.systems.resilience.problems.flight import Op, Recorder
+from orrery.systems.resilience.problems.watcher import Beat, Hint, Sign
+
+# So many normal values are kept of each kind of operation.
+KEPT = 32
+# An operation sends several arrays, so each of them costs a smaller part of a step.
+ARRAYS = 4.0
+# A scale estimated by the median absolute deviation is that of a normal variable (Hampel, 1974).
+MAD = 1.4826
+
+
+class Norm:
+    """What is usual for one kind of operation, by median, deviation and the upper tenth.
+
+    A value is slow when it lies `far` deviations above the median, twice as far as the upper tenth
+    of usual values (a wait that is mostly nothing is now and then long), and `floor` above it. Slow
+    values do not change what is usual; `flags` tells which of the latest values were slow.
+    """
+
+    __slots__ = ("_new", "extra", "flags", "middle", "spread", "upper", "values")
+
+    def __init__(self, window: int) -> None:
+        self.values: deque[float] = deque(maxlen=KEPT)
+        self.flags: deque[bool] = deque(maxlen=window)
+        self.middle = self.spread = self.upper = self.extra = 0.0
+        self._new = 0
+
+    def add(self, value: float, learn: int, far: float, floor: float) -> bool:
+        """Whether a value is slow; none is before `learn` values are known."""
+        known = len(self.values)
+        extra = value - self.middle
+        slow = (
+            known >= learn and extra > floor
+            and extra > max(far * MAD * self.spread, 2.0 * (self.upper - self.middle))
+        )  # fmt: skip
+        self.flags.append(slow)
+        if slow:
+            self.extra = extra
+            return True
+        self.values.append(value)
+        self._new += 1
+        # The more is known, the less one value changes it; before it is enough, nothing asks.
+        if known + 1 >= learn and self._new * 2 >= known:
+            self._new = 0
+            self._learn()
+        return False
+
+    def _learn(self) -> None:
+        found = sorted(self.values)
+        self.middle, self.upper = found[len(found) // 2], found[9 * len(found) // 10]
+        self.spread = sorted(abs(value - self.middle) for value in found)[len(found) // 2]
+
+    def score(self, floor: float) -> float:
+        """How far the latest slow value lay above the usual, in deviations."""
+        return self.extra / max(MAD * self.spread, floor, 1e-9)
+
+
+class Way:
+    """What the probe remembers of the arrays that went to one peer."""
+
+    __slots__ = ("flags", "ratios")
+
+    def __init__(self, window: int) -> None:
+        self.flags: deque[bool] = deque(maxlen=window)
+        self.ratios: deque[float] = deque(maxlen=window)
+
+    def ratio(self) -> float:
+        """How many times the usual time the latest arrays took, in the middle."""
+        return sorted(self.ratios)[len(self.ratios) // 2]
+
+
+class Probe(Recorder):
+    """Notes operations, judges each against what is usual for (communicator, operation, size).
+
+    Memory is fixed: the ring, `KEPT` values for each kind of operation, `window` for each peer.
+    """
+
+    def __init__(
+        self, rank: int, clock: Callable[[], float], size: int, *,
+        learn: int, window: int, confirm: int, far: float, share: float, quiet_s: float,
+    ) -> None:  # fmt: skip
+        super().__init__(rank, clock, size)
+        self.learn, self.window, self.confirm = learn, window, confirm
+        self.far, self.share, self.quiet_s = far, share, quiet_s
+        self.waits: dict[tuple[str, str, int], Norm] = {}
+        self.ships: dict[int, Norm] = {}
+        self.ways: dict[int, Way] = {}
+        self.latest_s: dict[str, float] = {}
+        self.period_s = 0.0
+
+    # -- learning
+
+    def ended(self, op: Op) -> None:
+        key = (op.comm, op.kind, op.nbytes)
+        norm = self.waits.get(key)
+        if norm is None:
+            norm = self.waits[key] = Norm(self.window)
+            if len(self.waits) == 1:
+                self.first = key
+        if key == self.first:
+            # The first kind of operation comes once in a step, so its period is that of the step.
+            if "" in self.latest_s:
+                self.period_s = op.ended_s - self.latest_s[""]
+            self.latest_s[""] = op.ended_s
+        norm.add(op.took_s, self.learn, self.far, self.share * self.period_s)
+
+    def arrived(self, peer: int, nbytes: int, took_s: float) -> None:
+        norm = self.ships.get(nbytes)
+        if norm is None:
+            norm = self.ships[nbytes] = Norm(self.window)
+        way = self.ways.get(peer)
+        if way is None:
+            way = self.ways[peer] = Way(self.window)
+        usual_s = norm.middle
+        floor = self.share * self.period_s / ARRAYS
+        slow = norm.add(took_s, self.learn, self.far, floor)
+        way.flags.append(slow)
+        way.ratios.append(took_s / usual_s if usual_s > 0 else 1.0)
+
+    def told(self) -> None:
+        for peer, way in self.ways.items():
+            channel = self.channels[peer]
+            channel.slow, channel.ratio = sum(way.flags), way.ratio()
+
+    # -- telling
+
+    def beat(self) -> Beat:
+        """What this rank has to say of itself: at most one sign of each kind."""
+        now_s = self.clock()
+        signs: list[Sign] = []
+        if self.busy:
+            age_s = now_s - self.busy[0].enqueued_s
+            if age_s > self.quiet_s:
+                signs.append(Sign("hang", self.rank, age_s, self.busy[0].comm))
+        floor = self.share * self.period_s / self.far
+        late = [
+            Sign("wait", self.rank, norm.score(floor), key[0])
+            for key, norm in self.waits.items()
+            if sum(norm.flags) >= self.confirm
+        ]
+        late += [
+            Sign("send", self.rank, way.ratio(), "", peer)
+            for peer, way in self.ways.items()
+            if sum(way.flags) >= self.confirm
+        ]
+        signs += worst(late, 1)
+        return Beat(1, signs)
+
+
+def worst(signs: Iterable[Sign], most: int) -> list[Sign]:
+    """Of each kind the signs with the highest scores, at most so many."""
+    by_hint: dict[Hint, list[Sign]] = {}
+    for sign in signs:
+        by_hint.setdefault(sign.hint, []).append(sign)
+    found: list[Sign] = []
+    for hint in sorted(by_hint):
+        found += sorted(by_hint[hint], key=lambda sign: (-sign.score, sign.rank))[:most]
+    return found
