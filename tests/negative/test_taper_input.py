@@ -70,7 +70,7 @@ def test_a_world_without_an_accelerator_is_refused():
 
 @pytest.mark.parametrize("knobs", [
     {"safety": 1.5}, {"spend": 0}, {"predictor": "tea leaves"}, {"age_steps": -1}, {"error": "big"},
-    {"error": -1.0}, {"error": math.nan}, {"first_length": 0}, {"after_tokens": -1}, {"width": 3},
+    {"error": -1.0}, {"error": math.nan}, {"first_length": 0}, {"width": 3},
 ])  # fmt: skip
 def test_wrong_knobs_are_refused(knobs):
     with pytest.raises(KnobError):

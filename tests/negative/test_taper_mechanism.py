@@ -25,13 +25,13 @@ def test_with_the_mechanism_off_it_is_eager_or_off():
 # -- fairness, and who is lost
 
 
-def live(number, *, branches=0, lead_s=0.5, pace_s=0.03, context=500, waited=0):
+def live(number, *, branches=0, lead_s=0.5, pace_s=0.03, context=500, waited=0, made=10):
     """A request in a step at time 100: a chat, or one in the middle of a fork."""
     stages = [Stage(5, (100,) * branches)] if branches else [Stage(300)]
     row = Live(Forked(number, 90.0, context, stages, tpot_s=pace_s, ttft_s=1.0))
     row.context, row.due_s, row.waited = context, 100.0 + lead_s, waited
-    row.open, row.made = list(range(branches)), [10] * branches
-    row.own_tokens = row.phase_tokens = 10 * branches
+    row.open, row.made = list(range(branches)), [made] * branches
+    row.own_tokens = row.phase_tokens = made * branches
     return row
 
 
@@ -66,12 +66,15 @@ def test_a_chat_that_is_in_time_alone_is_in_time_beside_branches():
     assert any(late(IRPEager(), seed) != lost for seed, lost in zip(seeds, alone, strict=True))
 
 
-def test_who_has_waited_longer_gets_more_of_the_branches():
-    rows = [live(0, lead_s=0.03), live(1, branches=16), live(2, branches=16, waited=300)]
-    _, young, old = decide(rows)
+def test_who_has_least_left_comes_first_unless_another_has_waited_long():
+    chat, short = live(0, lead_s=0.03), live(1, branches=16, made=40)
+    _, first, second = decide([chat, short, live(2, branches=16)])
+    assert first >= 2 * second >= 2
+    waits = live(2, branches=16, waited=300)
+    _, young, old = decide([chat, short, waits])
     assert old >= 2 * young >= 2
-    _, young, old = decide(rows, age_steps=1e9)
-    assert abs(old - young) <= 1
+    _, young, old = decide([chat, short, waits], age_steps=1e9)
+    assert young >= 2 * old >= 2
 
 
 def test_one_that_is_lost_does_not_forbid_every_branch():

@@ -423,14 +423,14 @@ def test_a_vanished_type_stops_others_only_where_that_pays():
             assert change.pays(switch_usd), (seed, switch_usd)
             stopped[seed, switch_usd] = change.stopped
     # Where it saves enough a replica goes; what a charge outweighs stays.
-    assert stopped[0, 0.5] > 0 == stopped[0, 1e4]
-    assert stopped[1, 0.0] > 0 == stopped[1, 0.5]
+    for seed in (0, 1):
+        assert stopped[seed, 0.0] >= stopped[seed, 0.5] > 0 == stopped[seed, 1e4]
 
 
 @pytest.mark.works_when("coral", 5)
 def test_a_planner_blind_to_the_charge_stops_what_does_not_pay():
     blind = Change(1, Coral(switch_usd=0.0))
-    assert blind.stopped and not blind.pays(0.5)
+    assert blind.stopped and not blind.pays(1e4)
 
 
 def test_a_run_in_which_an_offer_vanishes_plans_again():

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 import msgspec
 import numpy as np
 
-from orrery.parts import Count, Fraction, Positive, Whole
+from orrery.parts import Count, Fraction, Positive
 from orrery.systems.serve.problems.branch_requests import BranchPolicy, BranchView
 from orrery.systems.serve.taper.fit import StepFit
 
@@ -21,8 +21,6 @@ MEMORY = 200.0
 PROBE = 16
 # Steps over which a prediction is adjusted to what steps really take.
 ADJUST = 32.0
-# A stage is given this much more width than it needs to be in time, as lengths are guesses.
-NEED = 1.2
 
 
 class Taper(BranchPolicy):
@@ -38,18 +36,21 @@ class Taper(BranchPolicy):
     spend         tokens over which a request may use up what it is ahead
     recover       tokens within which a late request is expected to be able to catch up; one that
                   cannot is lost, and no longer limits the others
-    age_steps     steps after its fork at which a request's branches count double in the ranking
+    age_steps     steps after its fork at which what is left of a request counts half in the ranking
     regulate      off, every branch enters (IRP-Eager): the mechanism switched off
     predictor     fitted: learnt online, a + b x sequences + c x KV tokens + d x prompt tokens;
                   profile: the operator's table of step times
     adjust        scale the prediction by what steps took of late over what it said
     error         what the predictor is off by, as a share, to see what that costs
     first_length  tokens of a branch, before any of its siblings has ended
-    after_tokens  tokens that an answer is expected to have after its branches
 
-    Branches that a request needs to be in time enter first, the most urgent request first. The rest
-    rank by what is left of their parallel stage for each millisecond that they cost, so that widths
-    come out in proportion to what is left. O(m log m) for m open branches, in NumPy.
+    Forks rank by the device time that is left of their parallel stage, tokens left x what a token
+    of a branch costs, the least first. All branches of the first one enter, then those of the next,
+    as long as they fit. So forks end one after the other and not all late together, and each gives
+    back early the blocks that it holds, for which requests wait when the cache is full. A share for
+    each fork, or just the width that brings it to its end in time, keeps all of them open and the
+    cache full. Ageing keeps a long fork from being passed by for ever. O(m log m) for m open
+    branches, in NumPy.
 
     **Differs from the paper**: only its abstract was at hand; slack, predictor, ranking and ageing
     are our design. A serial request's pace counts from its own first token, as it is judged, not
@@ -75,7 +76,6 @@ class Taper(BranchPolicy):
     adjust: bool = True
     error: Share = 0.0
     first_length: Count = 100
-    after_tokens: Whole = 64
 
     def start(self) -> None:
         self.fit = StepFit()
@@ -147,9 +147,8 @@ class Taper(BranchPolicy):
             self.told_s = whole_s
             widths[forked] = opened
             return widths
-        owner = np.repeat(np.arange(len(forked)), extra)
-        score, need, time_s = self._scores(view, forked, opened, own, branch_kv, limit_s)
-        order = owner[_ranked(owner, extra, score, need, time_s)]
+        first = np.argsort(self._left_s(view, forked, opened, own, branch_kv), kind="stable")
+        order = np.repeat(first, extra[first])
         more_kv = np.cumsum(branch_kv[order])
         fits = self._most(view, sequences, kv, more_kv, limit_s)
         reads = float(more_kv[fits - 1]) if fits else 0.0
@@ -157,25 +156,18 @@ class Taper(BranchPolicy):
         widths[forked] += np.bincount(order[:fits], minlength=len(forked))
         return widths
 
-    def _scores(
+    def _left_s(
         self, view: BranchView, forked: np.ndarray, opened: np.ndarray, own: np.ndarray,
-        branch_kv: np.ndarray, step_s: float,
-    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:  # fmt: skip
-        """What a branch of each request is worth, the width that it needs, the time it has."""
+        branch_kv: np.ndarray,
+    ) -> np.ndarray:  # fmt: skip
+        """The device time that is left of each parallel stage; less for one that is old."""
         made, ended = (each[forked] for each in view.phase)
         running = own * opened
         mean = np.where(ended > 0, (made - running) / np.maximum(ended, 1), self.first_length)
         left = np.maximum(opened * mean - running, opened.astype(float))
         _, per_sequence_s, per_token_s, _ = self.fit.terms()
-        cost = per_sequence_s + per_token_s * branch_kv + 1e-12
-        aged = 1.0 + view.waited[forked] / self.age_steps
-        pace_s = view.pace_s[forked]
-        time_s = view.due_s[forked] - view.now_s - self.after_tokens * pace_s
-        # The width that brings a stage to its end in time; none for one that cannot make it.
-        need = np.where(
-            time_s > left / opened * step_s, left * step_s / np.maximum(time_s, step_s), 0.0
-        )
-        return left / cost * aged, need * NEED, time_s
+        cost_s = per_sequence_s + per_token_s * branch_kv + 1e-12
+        return left * cost_s / (1.0 + view.waited[forked] / self.age_steps)
 
     def _most(
         self, view: BranchView, sequences: int, kv: float, more_kv: np.ndarray, limit_s: float
@@ -189,20 +181,6 @@ class Taper(BranchPolicy):
             else:
                 high = middle
         return low
-
-
-def _ranked(
-    owner: np.ndarray, extra: np.ndarray, score: np.ndarray, need: np.ndarray, time_s: np.ndarray
-) -> np.ndarray:
-    """The order in which further branches may enter.
-
-    First what requests need to be in time, the most urgent first. Then the branches of one request
-    are worth less the more of them are in already, so that widths follow the scores.
-    """
-    place = np.arange(len(owner)) - np.repeat(np.cumsum(extra) - extra, extra) + 2.0
-    needed = place <= need[owner] + 1.0
-    key = np.where(needed, time_s[owner], -score[owner] / place)
-    return np.lexsort((place, owner, key, ~needed))
 
 
 __all__ = ["Taper"]

@@ -2,7 +2,7 @@
 
 It is found by bisection over virtual-time replays of one replica. All replays of a bisection have
 the same lengths and the same draws for arrivals, only faster or slower, so the result is a
-function of its inputs alone. Three more replays, with other draws, must then keep the promise too,
+function of its inputs alone. Two more replays, with other draws, must then keep the promise too,
 else the rate is lowered: a planner looks for the best of many rates, and would find those that had
 luck with their draws. These are long: a queue that grows slowly breaks no promise within a minute,
 and answers of 20 seconds fill no batch. A replica of one role answers for half of the misses each:
@@ -34,13 +34,13 @@ SERVICES = {"azure-conv": "conv", "azure-code": "code"}
 # A replay of the bisection lasts about this long, within these counts of requests; one that
 # confirms lasts until batches are full and queues show.
 SPAN_S, FEWEST, MOST = 40.0, 160, 1600
-LONG_S, MOST_LONG = 240.0, 24_000
+LONG_S, MOST_LONG = 120.0, 12_000
 # The first part of a replay only fills the batch, and is not judged.
 WARM = 0.25
 STEP = 1.03  # two rates of a bisection end this close
 LOWER = 0.94  # a rate that other draws refute becomes this much of it
 HOPELESS = 4.0  # lowered by more than this factor, it keeps no promise at any rate
-OTHERS = (1, 2, 3)  # the seeds of those draws
+OTHERS = (1, 2)  # the seeds of those draws
 
 
 class Target95(msgspec.Struct, frozen=True):
