@@ -185,6 +185,15 @@ def test_the_curve_falls_and_the_target_has_a_time():
     assert "target_s" not in never.metrics
 
 
+def test_a_sharded_model_is_looked_at_when_it_is_whole():
+    looks = [
+        curve(trained(part, steps=9, look_every=3)[0]) for part in (Synchronous(), FullySharded())
+    ]
+    steps, losses = zip(*((step, loss) for _, step, loss in looks[0]), strict=True)
+    assert [step for _, step, _ in looks[1]] == list(steps)
+    assert [loss for _, _, loss in looks[1]] == pytest.approx(losses, rel=1e-4)
+
+
 # -- the checker fails what it must fail
 
 

@@ -17,8 +17,8 @@ class OracleWidth(BranchPolicy):
     """Fills each step up to what the batch can bear, and knows every length and every step time.
 
     It reads what is hidden from policies. What a serial request has to spare until its last token
-    is spent over the first half of its tokens; branches go to answers by the tokens that are really
-    left for each second until they are due. It is greedy from step to step and does not know who
+    is spent over the first half of its tokens; forks with the fewest tokens really left come first,
+    with all of their branches. It is greedy from step to step and does not know who
     will come, so it shows what knowledge adds to a policy of this kind, not the best of all
     schedules. Alone with one chat, and spending at once, it finds what a search of all schedules
     finds, wherever there is enough to spare for that.
@@ -48,8 +48,8 @@ class OracleWidth(BranchPolicy):
         if not len(forked):
             return widths
         limit_s = bare_s + self._budget_s(view, is_forked, bare_s, decode_s)
-        owner, worth, reads = self._candidates(view, forked, bare_s)
-        order = np.argsort(-worth, kind="stable")
+        owner, left, reads = self._candidates(view, forked)
+        order = np.argsort(left, kind="stable")
         who, more_kv = owner[order], np.cumsum(reads[order])
         low, high = 0, len(who)
         while low < high:
@@ -63,23 +63,21 @@ class OracleWidth(BranchPolicy):
 
     @staticmethod
     def _candidates(
-        view: BranchView, forked: np.ndarray, bare_s: float
+        view: BranchView, forked: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """(whose each further branch is, what it is worth, the tokens that it reads)."""
+        """(whose each further branch is, what is left of that fork, the tokens that it reads)."""
         owner: list[int] = []
-        worth: list[float] = []
+        lefts: list[int] = []
         reads: list[int] = []
         for place, at in enumerate(forked.tolist()):
             row = view._rows[at]
             lengths = row.request._stages[row.stage].branches
             left = sum(lengths[each] - row.made[each] for each in row.open)
-            until_s = max(row.request.deadline_s - view.now_s, bare_s)
-            for extra, branch in enumerate(row.open[1:], 2):
+            for branch in row.open[1:]:
                 owner.append(place)
-                # The more of its branches are in, the less the next one is worth.
-                worth.append(left / until_s / extra)
+                lefts.append(left)
                 reads.append(row.context + row.made[branch] + 1)
-        return np.array(owner, np.int64), np.array(worth), np.array(reads, np.int64)
+        return np.array(owner, np.int64), np.array(lefts), np.array(reads, np.int64)
 
     def _budget_s(
         self, view: BranchView, is_forked: np.ndarray, bare_s: float, decode_s: float

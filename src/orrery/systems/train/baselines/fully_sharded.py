@@ -70,6 +70,7 @@ class FullySharded(Trainer):
             if self.prefetch:
                 ask(place + 1)
             if place == len(layers) - 1:
+                super(FullySharded, self)._look()  # now the whole model is here
                 again.extend(
                     self.behind(self._gather(name, "backward")) for name, _ in reversed(layers)
                 )
@@ -83,6 +84,9 @@ class FullySharded(Trainer):
         for layer, task in scattered.items():
             mean = np.asarray(await task) / self.size
             self.own[layer] = self.steppers[layer].step(self.own[layer], mean)
+
+    def _look(self) -> None:
+        """Not at the start of a step, when no weights are gathered yet."""
 
     def optimisers(self) -> list[Optimiser]:
         return list(self.steppers.values())
