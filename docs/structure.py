@@ -23,6 +23,7 @@ HOW_TO: list[Entry] = [
     ("docs/check-a-claim.md", "check-a-claim.html", "Check a claim"),
     ("docs/when.md", "when.html", "Find where a claim holds"),
     ("docs/sweep.md", "sweep.html", "Sweep a space"),
+    ("docs/training.md", "training.html", "Train on many machines"),
     ("docs/for-real.md", "for-real.html", "Run for real"),
     ("docs/reproduce.md", "reproduce.html", "Reproduce a failure"),
     ("docs/seeing-a-run.md", "seeing-a-run.html", "See what a run did"),
