@@ -87,6 +87,8 @@ def test_eight_real_processes_twenty_trials_nineteen_right(kind):
 
 # -- line 2: a virtual job of many ranks
 
+# Rules and bounds were found on the places 0 to 9 of the fault; judged are others.
+FRESH = 100
 # Forty cases; hangs are cheaper to run than slowness, so there are more of them.
 FORTY = {"crash": 5, "stop": 5, "stuck": 5, "skip": 5, "size": 5, "op": 5, "link": 4,
          "slow": 2, "periodic": 2, "nic": 2}  # fmt: skip
@@ -108,18 +110,30 @@ def judged(kind, places, **knobs):
 @pytest.mark.works_when("ccl-d", 2)
 @pytest.mark.parametrize("kind", KINDS)
 def test_256_ranks_the_rank_is_named_within_six_minutes(kind):
-    assert sum(FORTY.values()) == 40
-    ranks, right, slowest_s = judged(kind, range(FORTY[kind]), **BIG)
-    # All of 40 would allow two misses; each kind by itself allows none.
-    assert ranks == right == FORTY[kind]
+    ranks, right, slowest_s = judged(kind, [FRESH], **BIG)
+    assert ranks == right == 1
     assert slowest_s < 360.0
 
 
+@pytest.mark.slow
 @pytest.mark.works_when("ccl-d", 2)
-def test_a_sound_hour_of_256_ranks_raises_no_alarm():
-    made, _ = watched("none", tp=8, pp=4, dp=8, step_s=60.0, calm_s=3600.0)
+def test_256_ranks_forty_cases():
+    assert sum(FORTY.values()) == 40
+    ranks = 0
+    for kind, count in FORTY.items():
+        right, _, slowest_s = judged(kind, range(FRESH, FRESH + count), **BIG)
+        ranks += right
+        assert slowest_s < 360.0, kind
+    assert ranks >= 38
+
+
+@pytest.mark.works_when("ccl-d", 2)
+@pytest.mark.parametrize("minutes", [15, pytest.param(60, marks=pytest.mark.slow)])
+def test_a_sound_hour_of_256_ranks_raises_no_alarm(minutes):
+    made, _ = watched("none", tp=8, pp=4, dp=8, step_s=60.0, calm_s=60.0 * minutes)
     assert made.ok and said(made) == [] and made.metrics["right"] == 1.0
-    assert made.metrics["steps"] >= 40  # with batches of 0.7 to 1.3 times the usual length
+    # With batches of 0.7 to 1.3 times the usual length.
+    assert made.metrics["steps"] >= 0.66 * minutes
 
 
 @pytest.mark.slow
