@@ -82,4 +82,7 @@ def test_what_makes_no_sense_is_refused(words, says):
 
 
 def test_a_planned_system_is_refused():
-    assert "planned" in refused("when", "hexiseq", "a=1:2", "b=1:2")
+    from orrery.lab import discover
+
+    planned = next(each.id for each in discover.entries() if not each.built)
+    assert "planned" in refused("when", planned, "a=1:2", "b=1:2")
