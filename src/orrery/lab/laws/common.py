@@ -25,6 +25,13 @@ class Broken(msgspec.Struct, frozen=True):
         return f"{self.law}: {self.message}"
 
 
+class Runs(dict[int, Any]):
+    """Runs by seed. Subjects are told apart without them, so they all hash alike."""
+
+    def __hash__(self) -> int:  # type: ignore[override]
+        return 0
+
+
 class Subject(msgspec.Struct, frozen=True):
     """The part on trial, the problem it answers (or None), and how thorough the trial is."""
 
@@ -33,6 +40,8 @@ class Subject(msgspec.Struct, frozen=True):
     seeds: tuple[int, ...] = (0,)
     # Engines beside the virtual one whose verdict and decisions must be the same.
     engines: tuple[str, ...] = ()
+    # Plain runs by seed, which several laws look at and none changes.
+    plain: Runs = msgspec.field(default_factory=Runs)
 
     @property
     def name(self) -> str:
