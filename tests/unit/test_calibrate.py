@@ -81,6 +81,7 @@ def test_costs_are_found_again():
     assert spec.hear.fixed_s == pytest.approx(80 * US)
 
 
+@pytest.mark.slow
 def test_the_solved_world_gives_the_measured_times_back():
     from orrery.lab.calibrate import _virtual
 
@@ -94,11 +95,13 @@ def test_the_solved_world_gives_the_measured_times_back():
     assert slower.machine_of(0).disk.fsync_s > world.machine_of(0).disk.fsync_s + 1.5e-3
 
 
+@pytest.mark.slow
 def test_noise_below_the_processor_time_gives_no_negative_latency():
     world = solve(made_up(cross=1 * US, sync=1 * US), cores=2)
     assert world.network.latency_s < 1 * US and world.machine_of(0).disk.fsync_s == 0.0
 
 
+@pytest.mark.slow
 def test_another_size_is_the_same_machine():
     world = solve(made_up(), cores=2)
     assert at_size(world, 7).size == 7 and at_size(world, 7).processors == world.processors
@@ -154,6 +157,7 @@ def test_one_repeat_tells_no_noise():
         prediction.compare_points(World.lan(3), [], repeats=1)
 
 
+@pytest.mark.slow
 def test_predictions_are_repeatable_and_grow_with_the_work():
     world = solve(made_up(), cores=2)
     small = predict(Point("ring", 3, 64 * KB), world)
@@ -163,6 +167,7 @@ def test_predictions_are_repeatable_and_grow_with_the_work():
     assert predict(POINT, world) < predict(Point("raft_latency", 5, 1 << 20), world)
 
 
+@pytest.mark.slow
 def test_own_work_is_measured_where_the_code_runs():
     """A part that computes a thousand times more has more work of its own, and bytes count."""
     world = solve(made_up(), cores=2)

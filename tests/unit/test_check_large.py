@@ -12,7 +12,7 @@ from orrery.check import CasRegister, History, Register, linearizable
 from orrery.check.generate import linearizable_history
 
 
-@pytest.mark.parametrize("keys", [1, 40])
+@pytest.mark.parametrize("keys", [1, pytest.param(40, marks=pytest.mark.slow)])
 def test_a_hundred_thousand_operations_are_proved_without_search(keys):
     h = linearizable_history(100_000, clients=20, keys=keys, indefinite=0.05, seed=keys)
     verdict = linearizable(h)

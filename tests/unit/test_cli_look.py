@@ -155,6 +155,7 @@ def test_doctor_notices_what_does_not(monkeypatch, tmp_path):
     assert found["link_shaping"]["works"] is False
 
 
+@pytest.mark.slow
 def test_calibrate_writes_a_world_with_error_bars(tmp_path):
     path = tmp_path / "here.toml"
     told = cli("calibrate", "--quick", "--nodes", "2", "-o", path, "--disk", tmp_path, "--json")

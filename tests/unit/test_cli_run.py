@@ -393,6 +393,7 @@ def test_verify_exits_one_on_a_mismatch(monkeypatch):
     assert "seed" in cli("verify", "determinism").out
 
 
+@pytest.mark.slow
 def test_bench_kernel():
     pytest.importorskip("simpy")
     told = cli("bench", "kernel", "--scale", "0.005", "--json")

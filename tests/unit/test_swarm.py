@@ -89,6 +89,7 @@ def test_push_gossip_takes_the_rounds_that_pittel_gives():
         assert abs(np.mean(rounds) - (np.log2(n) + np.log(n))) < 3
 
 
+@pytest.mark.slow
 def test_a_million_agents():
     done = run(Epidemic(), world=World.rounds(1_000_000), seed=1)
     assert done.records[-1].values["infected"] == 1_000_000

@@ -159,7 +159,7 @@ class Keeping:
 @pytest.mark.parametrize(
     ("n", "items", "coder"),
     [(2, 7_001, "table"), (3, 5_001, "zero"), (5, 3_001, "auto"), (8, 2_001, "table"),
-     (64, 321, "pack")],
+     pytest.param(64, 321, "pack", marks=pytest.mark.slow)],
 )  # fmt: skip
 def test_the_sum_is_that_of_the_codes_in_any_order(n, items, coder):
     problem = CompressedAllReduce(items=items)
@@ -327,6 +327,7 @@ def test_on_a_fast_link_it_sends_raw_and_loses_little(capsys):
 
 
 @pytest.mark.works_when(MINE, 4)
+@pytest.mark.slow
 def test_the_crossover_lies_where_coding_takes_as_long_as_what_it_saves(capsys):
     items, rate = FOUR_MB // 32, CPU.rate(TABLE)
     eb = field_eb(items, 0.5)

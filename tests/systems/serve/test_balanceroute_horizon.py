@@ -137,6 +137,7 @@ def check_classifiers(problem, workers):
 
 
 @pytest.mark.works_when("balanceroute", 4)
+@pytest.mark.slow
 def test_an_oracle_helps_a_constant_changes_nothing_and_a_liar_breaks_nothing():
     check_classifiers(DPDecode(requests=6000, ahead=900, slots=16, steps=300, warm_up=150), 24)
 

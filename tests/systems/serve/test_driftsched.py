@@ -274,6 +274,7 @@ def test_backlogged_tenants_get_their_weights():
 
 
 @pytest.mark.works_when("driftsched", 5)
+@pytest.mark.slow
 def test_a_flood_does_not_harm_a_tenant_inside_its_share(capsys):
     knobs = {"tenants": ("calm/x", "loud/x"), "shares": (1, 3), "drift": (1.0, 1.0),
              "turned": (1.0, 1.0), "loads": (0.8, 0.8), "requests": 240}  # fmt: skip

@@ -164,6 +164,7 @@ def test_a_million_operations_with_and_without_a_kill():
 
 
 @pytest.mark.works_when("semi-pd", 2)
+@pytest.mark.slow
 def test_without_the_lock_two_owners_are_noticed():
     """The planted fault: processes that do not lock."""
     found = 0

@@ -90,6 +90,7 @@ def gains(seed, seconds, peak, say):
 
 
 @pytest.mark.works_when("xllm", 2)
+@pytest.mark.slow
 def test_offline_jobs_fill_the_gaps_of_an_online_wave(capsys):
     with capsys.disabled():
         gain, flat_gain = gains(1, 160.0, 9.0, lambda text: print(text, end=""))

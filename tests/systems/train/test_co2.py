@@ -157,6 +157,7 @@ def test_the_loss_is_near_that_of_synchronous_training():
 
 
 @pytest.mark.works_when("co2", 2)
+@pytest.mark.slow
 def test_penalty_and_clipping_help_where_the_outer_rate_is_too_large():
     seeds = (1, 2, 3)
     best = np.inf
