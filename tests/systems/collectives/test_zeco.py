@@ -214,6 +214,7 @@ def test_the_step_grows_by_what_is_exposed_and_no_more(links):
 
 
 @pytest.mark.works_when(MINE, 4)
+@pytest.mark.slow
 def test_at_256_devices_it_beats_gathering_by_the_difference_of_what_is_exposed(capsys):
     n = 256
     ours, gathered = (weak(part, n, INFINIBAND, backward=False) for part in (ZeCO(), LASP2()))

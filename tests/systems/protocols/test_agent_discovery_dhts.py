@@ -240,6 +240,7 @@ def test_upkeep_buys_reliability_in_churn_of_10_minutes(record_property):
 
 
 @pytest.mark.works_when(ID, 3)
+@pytest.mark.slow
 def test_upkeep_does_no_harm_in_churn_of_60_minutes(record_property):
     found = sweep((960.0, 60.0), 3600.0, nodes=256, lookups=200, span_s=120.0, seeds=3)
     judge_sweep(found, record_property, "60 min")

@@ -193,6 +193,7 @@ def compare_with_enumeration(count, most_n, method):
 
 
 @pytest.mark.works_when("taco", 3)
+@pytest.mark.slow
 def test_random_automata_agree_with_enumeration():
     # One of the forty is broken only beyond n = 5, and brings a run that can be replayed.
     assert compare_with_enumeration(40, 5, "auto") == 1

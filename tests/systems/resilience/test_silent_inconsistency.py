@@ -103,6 +103,7 @@ def judge_ladder(means, errors, curves):
 
 
 @pytest.mark.works_when("silent-inconsistency", 1)
+@pytest.mark.slow
 def test_every_level_of_own_shuffling_shows_though_the_loss_curves_are_alike():
     judge_ladder(*ladder(3, 20, batch=16, more={"layer_count": 1}))
 

@@ -182,6 +182,7 @@ ROW = {
 
 
 @pytest.mark.works_when("driftsched", 3)
+@pytest.mark.slow
 def test_shortest_job_first_gains_more_with_corrected_estimates(capsys):
     wanted = ("fifo", "sjf corrected", "sjf uncorrected", "sjf oracle")
     median, p99 = {}, {}

@@ -145,6 +145,7 @@ def check_fuzz(operations, kill_at):
 
 
 @pytest.mark.works_when("semi-pd", 2)
+@pytest.mark.slow
 def test_the_allocator_under_random_work_from_two_processes():
     check_fuzz(100_000, 0)
 

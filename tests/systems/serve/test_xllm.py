@@ -157,6 +157,7 @@ def check_steady(seed, seconds, splits, say):
 
 
 @pytest.mark.works_when("xllm", 3)
+@pytest.mark.slow
 def test_roles_follow_a_load_that_flips(capsys):
     with capsys.disabled():
         check_roles(1, 30.0, 4, ((5, 6), (4,)), lambda text: print(text, end=""))

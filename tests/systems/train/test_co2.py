@@ -88,6 +88,7 @@ def exposed_in_rounds(made):
 
 
 @pytest.mark.works_when("co2", 1)
+@pytest.mark.slow
 def test_the_planned_round_hides_the_average_and_throughput_grows_with_the_ranks():
     step_s = on_gpus(NoTalk(), 8, 2).metrics["step_s"]
     ring_s = 2 * 127 / 128 * MODEL_B / BANDWIDTH_BPS
