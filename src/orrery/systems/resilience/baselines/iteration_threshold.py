@@ -28,12 +28,9 @@ class IterationThreshold(Watcher):
 
     async def watch(self) -> None:
         known: list[float] = []
-        step = 0
         while True:
             await self.sleep(self.look_s)
-            while len(self.times.get(step + 1, {})) == len(self.ranks):
-                step += 1
-                row = self.times.pop(step)
+            for step, row in self.ended_steps():
                 took_s = max(row.values())
                 usual_s = sorted(known)[len(known) // 2] if known else took_s
                 if len(known) >= self.learn and took_s > self.factor * usual_s:

@@ -37,13 +37,11 @@ class PairwiseSweep(Watcher):
 
     async def watch(self) -> None:
         known: list[float] = []
-        step = 0
         while True:
             await self.sleep(self.look_s)
             late = bool(self.steps) and self.clock() - self.stepped_s > self.quiet_s
-            while len(self.times.get(step + 1, {})) == len(self.ranks):
-                step += 1
-                took_s = max(self.times.pop(step).values())
+            for _, row in self.ended_steps():
+                took_s = max(row.values())
                 usual_s = sorted(known)[len(known) // 2] if known else took_s
                 late = late or (len(known) >= self.learn and took_s > self.factor * usual_s)
                 known.append(took_s)

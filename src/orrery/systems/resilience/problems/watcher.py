@@ -7,7 +7,7 @@ heart-beat that this makes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import ClassVar, Literal
 
 import msgspec
@@ -146,6 +146,7 @@ class Watcher(Node):
         self.steps: dict[int, int] = {}
         self.times: dict[int, dict[int, float]] = {}
         self.stepped_s = 0.0
+        self.whole = 0
         self.begin()
 
     def begin(self) -> None:
@@ -197,6 +198,12 @@ class Watcher(Node):
         if report not in self.reports:
             self.reports.append(report)
             self.emit(ailment=report.ailment, blamed=report.ranks, why=report.why)
+
+    def ended_steps(self) -> Iterator[tuple[int, dict[int, float]]]:
+        """The steps that all ranks have ended since this was last asked: (step, time by rank)."""
+        while len(self.times.get(self.whole + 1, {})) == len(self.ranks):
+            self.whole += 1
+            yield self.whole, self.times.pop(self.whole)
 
     # -- asking
 
