@@ -6,12 +6,11 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
+from tests.systems.train.heavy_bowl import Heavy
 
 from orrery import World, run, worlds
 from orrery.base.errors import KnobError, PartError
 from orrery.models.learn import Quadratic
-from orrery.models.learn.tasks import Bowl
-from orrery.parts import Count, cost
 from orrery.parts.worker import RankLost
 from orrery.systems.collectives import RecursiveHalving
 from orrery.systems.train import DataParallel, LocalSGD, NoTalk, Synchronous
@@ -42,22 +41,6 @@ def digests(made):
 
 
 # -- line 1: nothing is waited for
-
-
-class HeavyBowl(Bowl):
-    """A bowl whose gradient costs what reading so many tokens with so many weights does."""
-
-    @cost(flops=lambda self, weights: 6 * self.task.tokens * weights.size * self.task.scale)
-    def grad(self, weights):
-        return super().grad(weights)
-
-
-class Heavy(Quadratic):
-    tokens: Count = 2048
-    numbers: Count = 1024
-
-    def share(self, rank, size, rng):
-        return HeavyBowl(self, rank, rng, size)
 
 
 BANDWIDTH_BPS = 80e9 / 8

@@ -6,12 +6,13 @@ import math
 
 import numpy as np
 import pytest
+from tests.systems.train.heavy_bowl import Heavy
 
 from orrery import World, run, worlds
 from orrery.base.errors import KnobError, PartError
-from orrery.models.learn import Language, Quadratic
-from orrery.models.learn.tasks import Bowl, Passages
-from orrery.parts import Count, Whole, cost
+from orrery.models.learn import Language
+from orrery.models.learn.tasks import Passages
+from orrery.parts import Whole
 from orrery.parts.worker import RankLost
 from orrery.systems.train import DataParallel, DiLoCo, FullySharded, NoTalk, Synchronous
 from orrery.systems.train.edit import EDiT, Watch, shares, within
@@ -240,20 +241,8 @@ def test_the_statistics_know_their_beginning():
 # -- line 3: bandwidth between the nodes
 
 
-class HeavyBowl(Bowl):
-    """A bowl whose gradient costs what reading so many tokens with so many weights does."""
-
-    @cost(flops=lambda self, weights: 6 * self.task.tokens * weights.size * self.task.scale)
-    def grad(self, weights):
-        return super().grad(weights)
-
-
-class Heavy(Quadratic):
-    tokens: Count = 2048
-    numbers: Count = 1024
-
-    def share(self, rank, size, rng):
-        return HeavyBowl(self, rank, rng, size)
+class LayeredHeavy(Heavy):
+    """The same in four layers."""
 
     def layers(self):
         return {str(i): slice(256 * i, 256 * (i + 1)) for i in range(4)}
@@ -265,7 +254,7 @@ def on_pods(part, gbps, steps):
     world = worlds.a100_pod(2, rank_per_gpu=True).with_(
         changes={"machines.rank.nic_Bps": link_Bps, "network.bandwidth_Bps": link_Bps}
     )
-    made = trained(part, world=world, own=Heavy(), steps=steps, scale=1e6)
+    made = trained(part, world=world, own=LayeredHeavy(), steps=steps, scale=1e6)
     assert made.violations == []
     return made.metrics
 
