@@ -105,7 +105,7 @@ def mad_frame(rng, size):
 def mad_array(rng, size):
     shape = rng.choice([(3,), (-1,), (1 << 40, 1 << 40), (2,) * 40, ()])
     dtype = rng.choice(["<f8", "O", "nonsense", "|V99999999", "<f8,(2"])
-    header = (1, rng.choice([0, size]), rng.choice([0, 7]), "tag", dtype, shape, 5)
+    header = (1, rng.choice([0, size]), rng.choice([0, 7]), "tag", dtype, shape)
     kind = rng.below(3)
     if kind == 0:
         return wire.frame(codec.encode(header)) + rng.randbytes(50)

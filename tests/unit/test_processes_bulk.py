@@ -10,8 +10,10 @@ import pytest
 
 from orrery import World, run
 from orrery.base.errors import DeadlineExceeded, PartError, WorldError
+from orrery.engines.memory import check_memory
 from orrery.engines.processes.bulk import Pool
 from orrery.engines.processes.checksum import Checksum, add_columns, add_columns_py, checksum
+from orrery.engines.processes.outflow import BITE_B, TRAILER, bursts
 from orrery.parts import Node
 
 
@@ -113,11 +115,11 @@ class Spreader(Node):
 
 
 def sockets():
-    found = 0
+    found = set()  # a socket may have two descriptors
     for name in os.listdir("/proc/self/fd"):
         with contextlib.suppress(OSError):
-            found += os.readlink(f"/proc/self/fd/{name}").startswith("socket:")
-    return found
+            found.add(os.readlink(f"/proc/self/fd/{name}"))
+    return sum(what.startswith("socket:") for what in found)
 
 
 @pytest.mark.skipif(not os.path.isdir("/proc/self/fd"), reason="counts sockets by /proc")
@@ -183,8 +185,44 @@ def test_arrays_come_into_memory_that_is_given(engine, options):
     }
 
 
+class Folder(Node):
+    """Node 1 adds what comes to what it has: where it waits for it, and where it lies there."""
+
+    async def main(self):
+        items = 700_003  # several bites, and a last one of odd length
+        if self.id == 0:
+            for number in range(2):
+                await self.transfer(1, np.arange(items) + float(number), "x")
+            return
+        own, total = np.full(items, 0.5), np.empty((2, items))
+        await self.receive(0, "x", total[0], fold=(np.subtract, own))
+        await self.sleep(0.02)
+        got = await self.receive(0, "x", total[1], fold=(np.subtract, own))
+        right = np.arange(items) - 0.5
+        self.emit(first=bool((total[0] == right).all()), second=bool((total[1] == right + 1).all()),
+                  inside=got.base is total, own=bool((own == 0.5).all()))  # fmt: skip
+
+
+@pytest.mark.parametrize(("engine", "options"), HOW)
+def test_arrays_are_folded_as_they_come(engine, options):
+    made = run(Folder(), world=World.lan(2), engine=engine, **options)
+    told = {k: v for r in made.records for k, v in r.values.items()}
+    assert told == {"first": True, "second": True, "inside": True, "own": True}
+
+
+@pytest.mark.parametrize("size_B", [0, 1, BITE_B - 1, BITE_B, BITE_B + 1, 3 * BITE_B + 7])
+def test_an_array_leaves_in_bites_with_its_checksum_behind(size_B):
+    raw = memoryview(np.random.default_rng(1).bytes(size_B))
+    made = list(bursts(b"head", raw))
+    assert len(made) == max(1, -(-size_B // BITE_B))
+    sent = b"".join(bytes(part) for burst in made for part in burst)
+    assert sent == b"head" + bytes(raw) + (TRAILER.pack(checksum(raw)) if size_B else b"")
+
+
 class GivesUp(Node):
     """Node 1 offers memory, gives up at a random moment, and receives the same array afresh."""
+
+    folds: bool = False
 
     async def main(self):
         if self.id == 0:
@@ -196,7 +234,8 @@ class GivesUp(Node):
             memory = np.full(60_000 + number, -1.0)
             try:
                 async with self.deadline(1e-9 + float(self.rng.random()) * 4e-4):
-                    got = await self.receive(0, "x", memory)
+                    fold = (np.add, np.zeros_like(memory)) if self.folds else None
+                    got = await self.receive(0, "x", memory, fold=fold)
             except DeadlineExceeded:
                 memory[:] = -2.0  # whatever is still coming must not land here
                 got = await self.receive(0, "x")
@@ -206,9 +245,10 @@ class GivesUp(Node):
         self.emit(wrong=wrong)
 
 
+@pytest.mark.parametrize("folds", [False, True])
 @pytest.mark.parametrize(("engine", "options"), HOW)
-def test_whoever_gives_up_keeps_his_memory_and_loses_no_array(engine, options):
-    made = run(GivesUp(), world=World.lan(2), engine=engine, **options)
+def test_whoever_gives_up_keeps_his_memory_and_loses_no_array(engine, options, folds):
+    made = run(GivesUp(folds=folds), world=World.lan(2), engine=engine, **options)
     assert [r.values["wrong"] for r in made.records] == [0]
 
 
@@ -243,3 +283,18 @@ def test_memory_that_does_not_fit_is_refused(engine, offer):
     made = run(Unfit(offer=offer), world=World.lan(2), engine=engine)
     said = made.records[0].values["said"]
     assert said.startswith("receive(into=") and ("give" in said or "must be" in said)
+
+
+FOLDS = {
+    "no pair": np.add, "no ufunc": (max, np.zeros(4)), "one array": (np.sqrt, np.zeros(4)),
+    "shape": (np.add, np.zeros(3)), "kind": (np.add, np.zeros(4, np.float32)),
+    "list": (np.add, [1]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("fold", FOLDS)
+def test_a_fold_that_does_not_fit_is_refused(fold):
+    with pytest.raises(PartError, match=r"receive\(fold="):
+        check_memory(np.zeros(4), FOLDS[fold])
+    with pytest.raises(PartError, match="give into="):
+        check_memory(None, (np.add, np.zeros(4)))

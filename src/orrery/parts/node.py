@@ -15,6 +15,7 @@ from orrery.base.errors import Cancelled, PartError
 from orrery.parts.knobs import Part
 
 if TYPE_CHECKING:
+    import numpy as np
     import numpy.typing as npt
 
     from orrery.base.rand import Stream
@@ -149,8 +150,9 @@ class Node(Part):
             owned: bool = False,
         ) -> Awaitable[None]: ...  # fmt: skip
         def receive(
-            self, peer: int, tag: str = "", into: npt.NDArray[Any] | None = None
-        ) -> Awaitable[npt.NDArray[Any]]: ...
+            self, peer: int, tag: str = "", into: npt.NDArray[Any] | None = None, *,
+            fold: tuple[np.ufunc, npt.NDArray[Any]] | None = None,
+        ) -> Awaitable[npt.NDArray[Any]]: ...  # fmt: skip
         def arena(self, name: str, size: int) -> Any: ...
         def emit(self, **values: Any) -> None: ...
         def compute(self, fn: Callable[..., T], *args: Any, **kwargs: Any) -> Awaitable[T]: ...

@@ -1,8 +1,8 @@
 """The bulk lane: arrays on connections of their own, received straight into their final memory.
 
-A header says what comes (which transfer, from and to whom, type, shape, checksum); the receiver
-makes the array and lets the socket fill it. Small messages never wait behind an array, because they
-travel on other connections. When the last byte is there and its checksum fits, the sender is told.
+A header says what comes (which transfer, from and to whom, type, shape); the receiver makes the
+array and lets the socket fill it; a checksum follows. Small messages never wait behind an array,
+because they travel on other connections. When all is there and fits, the sender is told.
 """
 
 from __future__ import annotations
@@ -20,8 +20,9 @@ from orrery.base import codec
 from orrery.base.errors import CodecError
 from orrery.engines.memory import poured
 from orrery.engines.processes import wire
-from orrery.engines.processes.checksum import Checksum, checksum
-from orrery.engines.processes.net import HANDSHAKE_S, MOST_STRANGERS, Link, no_delay, wide
+from orrery.engines.processes.checksum import Checksum
+from orrery.engines.processes.net import HANDSHAKE_S, MOST_STRANGERS, no_delay, wide
+from orrery.engines.processes.outflow import TRAILER, Outflow
 from orrery.engines.processes.tasks import Call, Queue
 
 if TYPE_CHECKING:
@@ -34,8 +35,8 @@ MOST_WAYS = 64
 # Memory of large arrays is used again while it is warm: fresh pages cost as much as the transfer.
 _LEAST_POOLED_B = 128 << 10
 _MOST_POOLED_B = 64 << 20
-# (transfer, source, destination, tag, dtype, shape, checksum)
-_Header = tuple[int, int, int, str, str, tuple[int, ...], int]
+# (transfer, source, destination, tag, dtype, shape)
+_Header = tuple[int, int, int, str, str, tuple[int, ...]]
 
 
 class Pool:
@@ -74,20 +75,23 @@ class Pool:
 class Offer:
     """Memory of a task that waits for an array, to be filled by the socket itself.
 
+    With a fold the socket fills other memory, and what comes is folded into this one on the way.
     When the array is there, the offer goes through the inbox in its place.
     """
 
-    __slots__ = ("array", "full", "receiving")
+    __slots__ = ("array", "fold", "full", "raw", "receiving")
 
-    def __init__(self, array: Any) -> None:
+    def __init__(self, array: Any, fold: Any = None) -> None:
         self.array = array
+        self.fold = fold
+        self.raw: Any = None
         self.full = False
         self.receiving: _Receiving | None = None
 
     def withdraw(self) -> None:
         """The task has gone: the array that is coming, or has come, gets memory of its own."""
         if self.full:
-            self.array = self.array.copy()
+            self.array = self.array.copy() if self.fold is None else self.raw
         elif self.receiving is not None:
             self.receiving.turn_aside()
 
@@ -99,7 +103,7 @@ class Bulk:
         self.post = post
         self._inboxes: dict[tuple[int, int, str], Queue] = {}
         self._offers: dict[tuple[int, int, str], Offer] = {}
-        self._links: dict[tuple[int, int], Link] = {}
+        self._links: dict[tuple[int, int], Outflow] = {}
         self._addresses: dict[int, tuple[str, int]] = {}
         self._server: Any = None
         self.accepted: set[asyncio.BaseTransport] = set()
@@ -117,7 +121,7 @@ class Bulk:
             if other == group:
                 link.move((host, port))
 
-    def _link(self, group: int, tag: str) -> Link:
+    def _link(self, group: int, tag: str) -> Outflow:
         """The connection for a tag: one ending in `#k` goes over connection k of the two processes.
 
         Arrays of one tag stay in order, as they share a connection.
@@ -126,7 +130,7 @@ class Bulk:
         way = int(number) % MOST_WAYS if mark and number.isdecimal() else 0
         link = self._links.get((group, way))
         if link is None:
-            link = self._links[group, way] = Link(self.post.net, wire.LANE_BULK, 2 * MOST_ARRAY_B)
+            link = self._links[group, way] = Outflow(self.post.net, 2 * MOST_ARRAY_B)
             if group in self._addresses:
                 link.move(self._addresses[group])
         return link
@@ -143,12 +147,14 @@ class Bulk:
         self._offers.pop((node, peer, tag), None)
         self.inbox(node, peer, tag).put(item)
 
-    async def receive(self, node: int, peer: int, tag: str, into: Any = None) -> Any:
-        """The next array of a tag; in the memory of `into`, where that is given."""
+    async def receive(
+        self, node: int, peer: int, tag: str, into: Any = None, fold: Any = None
+    ) -> Any:
+        """The next array of a tag; in the memory of `into` and folded, where those are given."""
         inbox, key = self.inbox(node, peer, tag), (node, peer, tag)
         if into is None or len(inbox) or inbox.waiting():
-            return poured(_unpacked(await inbox.get()), into)
-        offer = self._offers[key] = Offer(into)
+            return poured(_unpacked(await inbox.get()), into, fold)
+        offer = self._offers[key] = Offer(into, fold)
         got = None
         try:
             got = await inbox.get()
@@ -157,11 +163,11 @@ class Bulk:
                 del self._offers[key]
             if got is not offer:
                 offer.withdraw()
-        return into if got is offer else poured(_unpacked(got), into)
+        return into if got is offer else poured(_unpacked(got), into, fold)
 
     def offered(self, header: _Header, dtype: Any) -> Offer | None:
         """Memory that waits for just this array."""
-        _, src, dst, tag, _, shape, _ = header
+        _, src, dst, tag, _, shape = header
         offer = self._offers.get((dst, src, tag))
         if offer is None or offer.receiving is not None:
             return None
@@ -197,10 +203,9 @@ class Bulk:
         raw = memoryview(data.reshape(-1).view("u1")) if data.nbytes else memoryview(b"")
         number = post.next_number()
         post.arrivals[number] = arrived
-        crc = checksum(raw)
-        header: _Header = (number, src, dst, tag, data.dtype.str, data.shape, crc)
+        header: _Header = (number, src, dst, tag, data.dtype.str, data.shape)
         head = wire.frame(codec.encode(header), MOST_HEADER_B, f"the tag {tag[:20]!r}")
-        self._link(group, tag).send(*((head, raw) if raw.nbytes else (head,)))
+        self._link(group, tag).send_array(head, raw)
 
     def take(self, group: int, header: _Header, item: Any) -> None:
         """An array, or the offer that holds it, is complete: hand it over and tell the sender."""
@@ -237,6 +242,8 @@ class _Receiving(asyncio.BufferedProtocol):
         self._offer: Offer | None = None
         self._sum: Checksum | None = None
         self._crc = 0
+        self._found = 0
+        self._folded = 0
         self._counted = False
         self._expect(bytearray(wire.OPEN.size), self._verify)
 
@@ -264,6 +271,8 @@ class _Receiving(asyncio.BufferedProtocol):
         self._filled += nbytes
         if self._sum is not None:
             self._sum.reach(self._filled)
+            if self._offer is not None and self._offer.fold is not None:
+                self._fold(self._offer, self._filled // self._array.itemsize)
         if self._filled < len(self._target):
             return
         try:
@@ -305,7 +314,7 @@ class _Receiving(asyncio.BufferedProtocol):
         if zlib.crc32(data) != self._crc:
             raise wire.WireError("the checksum of a header fails")
         header: _Header = codec.decode(data, _Header)
-        _, src, dst, _, dtype_text, shape, _ = header
+        _, src, dst, _, dtype_text, shape = header
         post = self._bulk.post
         places = post.spec.group_of
         if dst not in post.hosts or not 0 <= src < len(places) or places[src] != self._group:
@@ -321,41 +330,69 @@ class _Receiving(asyncio.BufferedProtocol):
             raise wire.WireError(f"an array of {size_B} bytes is over the cap of {MOST_ARRAY_B}")
         self._header = header
         self._offer = self._bulk.offered(header, dtype)
-        if self._offer is None:
+        self._folded = 0
+        if self._offer is not None:
+            self._offer.receiving = self
+        if self._offer is None or self._offer.fold is not None:
             self._array = self._bulk.pool.array(shape, dtype)
         else:
-            self._offer.receiving = self
             self._array = self._offer.array
         if not size_B:
-            self._on_array()
+            self._hand_over()
             return
-        self._expect(self._array.reshape(-1).view("u1"), self._on_array)
+        self._expect(self._array.reshape(-1).view("u1"), self._on_bytes)
         self._sum = Checksum(self._target)
+
+    def _fold(self, offer: Offer, items: int) -> None:
+        """Fold what has come since the last time, as long as it is in the cache."""
+        combine, own = offer.fold
+        stretch = slice(self._folded, items)
+        combine(
+            self._array.reshape(-1)[stretch], own.reshape(-1)[stretch],
+            out=offer.array.reshape(-1)[stretch],
+        )  # fmt: skip
+        self._folded = items
 
     def turn_aside(self) -> None:
         """What has come so far, and the rest, go to other memory."""
-        assert self._header is not None
+        assert self._header is not None and self._offer is not None
+        if self._offer.fold is not None:  # it is in memory of its own already
+            self._offer = None
+            return
         array = self._bulk.pool.array(self._header[5], self._array.dtype)
-        self._offer, self._array = None, array
-        if array.nbytes:
+        if self._sum is None:  # all of it is there, but for the checksum
+            array[...] = self._array
+        else:
             fresh = memoryview(array.reshape(-1).view("u1")).cast("B")
             fresh[: self._filled] = self._target[: self._filled]
             self._target = fresh
-            self._sum = Checksum(fresh)
-            self._sum.reach(self._filled)
+            self._sum.move(fresh)
+        self._offer, self._array = None, array
 
     def _let_go(self) -> None:
         if self._offer is not None:
             self._offer.receiving = None
             self._offer = None
 
-    def _on_array(self) -> None:
-        assert self._header is not None
-        found = self._sum.value() if self._sum is not None else checksum(memoryview(b""))
-        if found != self._header[6]:
+    def _on_bytes(self) -> None:
+        """The array is there; whether it is what was sent, its checksum will tell."""
+        assert self._sum is not None
+        self._found = self._sum.value()
+        self._sum = None
+        self._expect(bytearray(TRAILER.size), self._on_checksum)
+
+    def _on_checksum(self) -> None:
+        if TRAILER.unpack(self._target)[0] == self._found:
+            self._hand_over()
+        else:
             self._bulk.post.counters.add("corrupt")
-        elif self._offer is not None:
+            self._next()
+
+    def _hand_over(self) -> None:
+        assert self._header is not None
+        if self._offer is not None:
             self._offer.full = True
+            self._offer.raw = self._array
             self._bulk.take(self._group, self._header, self._offer)
         else:
             self._bulk.take(self._group, self._header, self._array)

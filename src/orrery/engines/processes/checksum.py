@@ -64,6 +64,10 @@ class Checksum:
             add_columns(self._raw[self._reached : end], self._sums)
             self._reached = end
 
+    def move(self, raw: memoryview) -> None:
+        """What is there, and the rest, is in other memory from now on."""
+        self._raw = raw
+
     def value(self) -> int:
         """The checksum of all bytes, when they are there."""
         self.reach(len(self._raw))

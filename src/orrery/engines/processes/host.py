@@ -165,14 +165,15 @@ class ProcessHost:
             raise PartError(f"transfer: an array of {data.dtype} holds objects; use a number type")
         await self._place.bulk.send(self._index, peer, data, tag)
 
-    async def receive(self, peer: int, tag: str = "", into: Any = None) -> Any:
+    async def receive(self, peer: int, tag: str = "", into: Any = None, *, fold: Any = None) -> Any:
         """The next array that `peer` transferred under `tag`.
 
         Given memory of its shape and type (`into`), the socket fills that, which saves a copy; it
-        holds anything until the array is there.
+        holds anything until the array is there. Given `fold=(combine, own)` too, that memory gets
+        `combine(coming, own)`, reckoned as the bytes come in, while they are in the cache.
         """
-        check_memory(into)
-        return await self._place.bulk.receive(self._index, peer, tag, into)
+        check_memory(into, fold)
+        return await self._place.bulk.receive(self._index, peer, tag, into, fold)
 
     # -- compute
 

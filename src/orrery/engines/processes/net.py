@@ -22,9 +22,9 @@ BACKOFF_S = (0.01, 0.5)
 MOST_STRANGERS = 128
 # What may wait for a peer that reads slowly or not at all before more is lost.
 MOST_QUEUED_B = 256 << 20
-# What the system may hold of a connection that carries arrays. A sender with much more would run
-# far ahead of its reader, whose long bursts of work a busy machine then cuts up.
-SEND_B, RECEIVE_B = 256 << 10, 1 << 20
+# What the system may hold of a connection that carries arrays. Where processes share a core, each
+# can so do megabytes of work at a stretch before it has to wait for another.
+SEND_B, RECEIVE_B = 4 << 20, 4 << 20
 
 
 class Net:
@@ -85,7 +85,7 @@ class Link:
         self._lane = lane
         self._most_queued_B = most_queued_B
         self._address: tuple[str, int] | None = None
-        self._queue: list[bytes | memoryview] = []
+        self._queue: list[Any] = []
         self._queued_B = 0
         self._transport: Any = None
         self._opening: asyncio.Task[None] | None = None
@@ -99,16 +99,15 @@ class Link:
             self._retry_at_s = 0.0
             self._backoff_s = BACKOFF_S[0]
 
-    def send(self, *frames: bytes | memoryview) -> None:
-        """Write frames together, or keep them while the connection opens; or lose them together."""
+    def send(self, item: Any) -> None:
+        """Write something, or keep it while the connection opens; or lose it."""
         if self._transport is not None:
-            if self._transport.get_write_buffer_size() > self._most_queued_B:
+            if self.queued_B() > self._most_queued_B:
                 self._net.counters.add("lost")
                 return
-            for framed in frames:
-                self._transport.write(framed)
+            self.write(item)
             return
-        size_B = sum(len(framed) for framed in frames)
+        size_B = self.size_of(item)
         if (
             self._address is None
             or self._closed
@@ -117,10 +116,29 @@ class Link:
         ):
             self._net.counters.add("lost")
             return
-        self._queue.extend(frames)
+        self._queue.append(item)
         self._queued_B += size_B
         if self._opening is None:
             self._opening = self._net.loop.create_task(self._open())
+
+    # -- what goes over it: frames here, arrays on the bulk lane
+
+    def write(self, item: Any) -> None:
+        """Write to the open connection."""
+        self._transport.write(item)
+
+    def size_of(self, item: Any) -> int:
+        return len(item)
+
+    def queued_B(self) -> int:
+        """What an open connection has taken and not yet sent."""
+        return int(self._transport.get_write_buffer_size())
+
+    def opened(self, transport: Any) -> None:
+        """The connection is there."""
+
+    def broken(self) -> None:
+        """The connection has gone, or is about to."""
 
     async def _open(self) -> None:
         assert self._address is not None
@@ -129,7 +147,7 @@ class Link:
         try:
             async with asyncio.timeout(HANDSHAKE_S):
                 await net.loop.create_connection(lambda: opener, *self._address)
-                self._transport = await opener.welcomed
+                transport = await opener.welcomed
         except (OSError, wire.WireError, TimeoutError):
             opener.abort()
             self._broke()
@@ -137,12 +155,15 @@ class Link:
         finally:
             self._opening = None
         self._backoff_s = BACKOFF_S[0]
+        self._transport = transport
+        self.opened(transport)
         queue, self._queue, self._queued_B = self._queue, [], 0
-        for framed in queue:
-            self._transport.write(framed)
+        for item in queue:
+            self.write(item)
 
     def _broke(self) -> None:
         """The peer is gone: what waited for it is lost, and the next message tries again."""
+        self.broken()
         self._transport = None
         self._net.counters.add("lost", len(self._queue))
         self._queue, self._queued_B = [], 0
@@ -153,6 +174,7 @@ class Link:
         self._closed = True
         if self._opening is not None:
             self._opening.cancel()
+        self.broken()
         if self._transport is not None:
             self._transport.abort()
             self._transport = None

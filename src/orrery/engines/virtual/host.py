@@ -108,13 +108,15 @@ class HostMethods:
         data = array if _stands_for_size(array) else np.array(array, copy=True)
         await engine.flows.send(self._index, peer, data, tag, scale)
 
-    async def receive(self, peer: int, tag: str = "", into: Any = None) -> Any:
+    async def receive(self, peer: int, tag: str = "", into: Any = None, *, fold: Any = None) -> Any:
         """The next array that `peer` transferred under `tag`.
 
         Given memory of its shape and type (`into`), it is put there: a real engine saves a copy.
+        Given `fold=(combine, own)` too, that memory gets `combine(coming, own)`.
         """
-        check_memory(into)
-        return poured(await self._engine.flows.inbox(self._index, peer, tag).get(), into)
+        check_memory(into, fold)
+        coming = await self._engine.flows.inbox(self._index, peer, tag).get()
+        return poured(coming, into, fold)
 
     # -- collectives
 

@@ -38,11 +38,11 @@ class Lanes:
         self._queues[self._sent % len(self._queues)].put(piece)
         self._sent += 1
 
-    async def take(self, into: Array | None = None) -> Array:
-        """The next piece from the left, in the memory that is given for it."""
+    async def take(self, into: Array | None = None, fold: Any = None) -> Array:
+        """The next piece from the left, in the memory that is given for it, and folded."""
         name = self._names[self._got % len(self._names)]
         self._got += 1
-        return await self._node.receive(self._left, name, into)
+        return await self._node.receive(self._left, name, into, fold=fold)
 
     async def _carry(self, lane: int) -> None:
         queue, name = self._queues[lane], self._names[lane]
@@ -80,13 +80,11 @@ class Cut:
         return self._parts[part % len(self._parts)]
 
 
-def joined(combine: np.ufunc, coming: Array, own: Array, out: Array | None = None) -> Array:
-    """The reduction of two pieces: in `out`, or in the memory of the first where that is free."""
+def joined(combine: np.ufunc, coming: Array, own: Array) -> Array:
+    """The reduction of two pieces, in the memory of the first where that is free."""
     if is_hollow(coming) and is_hollow(own):
         return np.broadcast_to(combine(coming[:1], own[:1]), own.shape)
-    if out is None and coming.flags.writeable:
-        out = coming
-    return combine(coming, own, out=out)
+    return combine(coming, own, out=coming if coming.flags.writeable else None)
 
 
 async def all_reduce(
@@ -101,6 +99,8 @@ async def all_reduce(
     kind = data.dtype
     total = np.empty(0 if hollow else data.size, kind) if out is None else out
     ends: list[Array] = []
+    # Numbers that travel as they are go from the socket to where they belong.
+    straight = coder.exact and not hollow
 
     def keep(begin: int, end: int, value: Array) -> None:
         if hollow:
@@ -113,21 +113,24 @@ async def all_reduce(
     for step in range(size - 1):
         last = step == size - 2
         for begin, end in cut.pieces(place - step - 2):
+            own = data[begin:end]
+            if straight:
+                # The sum on its way lies where the finished one will: that comes only when the
+                # neighbour has this one.
+                lanes.post(await lanes.take(total[begin:end], fold=(combine, own)))
+                continue
             coming = coder.unpack(await lanes.take(), end - begin, kind)
-            at_once = total[begin:end] if last and coder.exact and not hollow else None
-            wire = coder.pack(joined(combine, coming, data[begin:end], at_once))
+            wire = coder.pack(joined(combine, coming, own))
             lanes.post(wire)
-            if last and at_once is None:
+            if last:
                 keep(begin, end, coder.unpack(wire, end - begin, kind))
     for step in range(size - 1):
         last = step == size - 2
         for begin, end in cut.pieces(place - step - 1):
-            # Sums that travel as they are go from the socket to where they belong.
-            straight = total[begin:end] if coder.exact and not hollow else None
-            wire = await lanes.take(straight)
+            wire = await lanes.take(total[begin:end] if straight else None)
             if not last:
                 lanes.post(wire)
-            if straight is None:
+            if not straight:
                 keep(begin, end, coder.unpack(wire, end - begin, kind))
     if hollow:
         first = ends[0] if ends else data[:1]
