@@ -159,12 +159,9 @@ def here(load: float, seconds: float = 8.0):
     return factors, jitter, float(np.median(gaps_s)) if gaps_s else 0.0
 
 
-@pytest.mark.slow
-@pytest.mark.works_when("edgeserving", 2)
-@pytest.mark.parametrize("load", [0.3, 0.6])
-def test_a_real_minute_and_a_virtual_one_agree(tmp_path, load):
+def both_minutes(load: float, path):
+    """A real minute and its virtual twin, and whether the machine was the same throughout."""
     factors, jitter, overhead_s = here(load)
-    path = tmp_path / "here.json"
     path.write_bytes(msgspec.json.encode(find_profile("cpu").chosen(LARGE).scaled(factors)))
     knobs = {"profile": str(path), "models": LARGE, "load": load, "seconds": 60.0, "dwell_s": 0.5}
     real = run(EdgeServing(), problem=DNNEdgeServing(real=True, **knobs), seed=7,
@@ -179,11 +176,21 @@ def test_a_real_minute_and_a_virtual_one_agree(tmp_path, load):
                       "overhead_s": overhead_s, "real": real.metrics,
                       "virtual": modelled.metrics}))  # fmt: skip
     moved = max(abs(b / a - 1) for a, b in zip(factors, later, strict=True))
-    if moved > 0.2 or max(jitter, jitter_later) > 0.5:
-        pytest.skip(f"other work shares this machine: it changed by {moved:.0%} in the minute, "
-                    f"batches spread by {max(jitter, jitter_later):.0%}")  # fmt: skip
     apart = abs(real.metrics["violation_ratio"] - modelled.metrics["violation_ratio"])
-    assert apart <= 0.05
+    return apart, moved <= 0.2 and max(jitter, jitter_later) <= 0.5
+
+
+@pytest.mark.slow
+@pytest.mark.works_when("edgeserving", 2)
+@pytest.mark.parametrize("load", [0.3, 0.6])
+def test_a_real_minute_and_a_virtual_one_agree(tmp_path, load):
+    # A minute in which other work came or went says nothing, whatever its result: try again.
+    for _ in range(4):
+        apart, steady = both_minutes(load, tmp_path / "here.json")
+        if steady:
+            assert apart <= 0.05
+            return
+    pytest.skip("other work shared this machine in each of four minutes")
 
 
 def test_the_same_policy_runs_for_real_on_processes():

@@ -6,7 +6,6 @@ import math
 from collections.abc import Iterable
 from typing import Any
 
-from orrery.base.errors import PlatformLacks
 from orrery.engines.virtual import kernel as kernels
 from orrery.lab.laws.common import Law, Subject
 from orrery.lab.run import Run, run
@@ -36,22 +35,23 @@ def runs_clean(subject: Subject) -> Iterable[str]:
 
 def same_seed_same_run(subject: Subject) -> Iterable[str]:
     """The same seed gives the same digest, metrics and decisions; on both kernels."""
-    first = _plain(subject, subject.seeds[0])
+    seed = subject.seeds[0]
+    first = _plain(subject, seed)
+    # The slower kernel repeats the run as well as the usual one would; only where it does not is
+    # there a question whose fault it is.
+    other = _differs(first, _play(subject, seed, kernel="python"))
+    if not other:
+        return
     usual = kernels.load().NAME
-    for kernel in _kernels():
-        again = _play(subject, subject.seeds[0], kernel=kernel)
-        where = "run again" if kernel == usual else f"on the {kernel} kernel"
-        for name in ("digest", "metrics", "decisions"):
-            if not _alike(getattr(first, name), getattr(again, name)):
-                yield f"{where}, seed {subject.seeds[0]} gives another {name}"
+    again = _differs(first, _play(subject, seed)) if usual != "python" else other
+    for name in again or other:
+        where = "run again" if again else "on the python kernel"
+        yield f"{where}, seed {seed} gives another {name}"
 
 
-def _kernels() -> list[str]:
-    try:
-        kernels.load("c")
-    except PlatformLacks:  # no compiler was there; then there is but one kernel to agree with
-        return ["python"]
-    return ["c", "python"]
+def _differs(a: Run, b: Run) -> list[str]:
+    names = ("digest", "metrics", "decisions")
+    return [name for name in names if not _alike(getattr(a, name), getattr(b, name))]
 
 
 def same_in_wire_mode(subject: Subject) -> Iterable[str]:
