@@ -112,6 +112,9 @@ class Problem(Part):
     metrics: ClassVar[Mapping[str, Metric]] = {}
     # Where it can be run: one that builds a modelled world around its part runs in virtual time.
     engines: ClassVar[tuple[str, ...]] = ("virtual", "processes")
+    # Knobs of a shorter question of the same kind, where the usual one is dear: by it the default
+    # tests try the laws of parts.
+    trial: ClassVar[Mapping[str, Any]] = {}
     # Whether `decisions` is the same in every correct run, so that engines can be compared.
     unique_outcome: ClassVar[bool] = False
 

@@ -78,6 +78,7 @@ class CompressedAllReduce(AllReduce):
     ring_seed: Whole = 0
     scale: Positive = 1.0
 
+    trial: ClassVar[Mapping[str, Any]] = {"items": 20000}
     metrics: ClassVar[Mapping[str, Metric]] = {
         **{name: AllReduce.metrics[name] for name in ("time_s", "sent_B", "all_sent_B", "bus_Bps")},
         "error": Metric("", "lower", "largest deviation from the result in float64"),

@@ -120,6 +120,7 @@ class LatencyProfiling(Problem):
     max_sequences: Count = 128
     max_context: Count = 8192
 
+    trial: ClassVar[Mapping[str, Any]] = {"models": ("Llama-3.1-8B", "Mixtral-8x7B")}
     port: ClassVar[type] = Profiler
     unique_outcome: ClassVar[bool] = True
     metrics: ClassVar[Mapping[str, Metric]] = {

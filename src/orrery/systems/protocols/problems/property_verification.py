@@ -54,6 +54,7 @@ class PropertyVerification(Problem):
     drawn_extended: Whole = 0
     most_n: Count = 3
 
+    trial: ClassVar[Mapping[str, Any]] = {"automata": ("naive_voting",)}
     port: ClassVar[type] = Verifier
     unique_outcome: ClassVar[bool] = True
     metrics: ClassVar[Mapping[str, Metric]] = {

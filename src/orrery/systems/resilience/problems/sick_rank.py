@@ -198,6 +198,7 @@ class SickRank(Problem):
     patience_s: Positive = 60.0
     more: dict[str, int | float | str] = {}
 
+    trial: ClassVar[Mapping[str, Any]] = {"steps": 16, "from_step": 8}
     port: ClassVar[type] = Detector
     metrics: ClassVar[Mapping[str, Metric]] = {
         "right_blame": Metric("", "higher", "1 where the first alarm blames whom it should"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from orrery.base.rand import Stream
@@ -24,6 +25,7 @@ class LLMBatching(ServingProblem):
     # About what one H100 takes of Azure-like conversations with an 8B model.
     rate_per_s: NonNegative = 12.0
 
+    trial: ClassVar[Mapping[str, Any]] = {"requests": 250}
     port: ClassVar[type] = Scheduler
 
     def views(self, rng: Stream) -> Views:

@@ -93,6 +93,7 @@ class LLMBranches(Problem):
     blocks: Whole = 0
     block_tokens: Count = 16
 
+    trial: ClassVar[Mapping[str, Any]] = {"requests": 40}
     port: ClassVar[type] = BranchPolicy
     metrics: ClassVar[Mapping[str, Metric]] = {
         "goodput_per_s": Metric("1/s", "higher", "requests on target, by the time of arrivals"),

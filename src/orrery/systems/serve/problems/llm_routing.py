@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import ClassVar
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar
 
 from orrery.base.rand import Stream
 from orrery.models.ports import ReplicaView, Router
@@ -23,6 +23,7 @@ class LLMRouting(ServingProblem):
     # About what eight DGX H100 take of Azure-like conversations with a 70B model.
     rate_per_s: NonNegative = 100.0
 
+    trial: ClassVar[Mapping[str, Any]] = {"requests": 250}
     port: ClassVar[type] = Router
 
     def views(self, rng: Stream) -> Views:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
 from orrery.base.rand import Stream
@@ -32,6 +32,7 @@ class LLMScaling(ServingProblem):
     swing: Fraction = 0.8
     period_s: Positive = 30.0
 
+    trial: ClassVar[Mapping[str, Any]] = {"requests": 400}
     port: ClassVar[type] = Autoscaler
 
     def world(self) -> World:

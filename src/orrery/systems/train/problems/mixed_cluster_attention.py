@@ -99,6 +99,7 @@ class MixedClusterAttention(LayerJob, LongAttention):
     tolerance: NonNegative = 0.0
     patience_s: Positive = 60.0
 
+    trial: ClassVar[Mapping[str, Any]] = {"tokens": 96}
     port: ClassVar[type] = LayerAttention
     metrics: ClassVar[Mapping[str, Metric]] = {
         **LongAttention.metrics,

@@ -96,6 +96,7 @@ class DNNEdgeServing(Problem):
     contention: NonNegative = 0.0
     real: bool = False
 
+    trial: ClassVar[Mapping[str, Any]] = {"seconds": 0.2}
     port: ClassVar[type] = EdgePolicy
     metrics: ClassVar[Mapping[str, Metric]] = {
         "violation_ratio": Metric("", "lower", "share of requests late, dropped or rejected"),

@@ -89,6 +89,7 @@ class DPDecode(Problem):
     detect_s: Positive = 0.5
     real: bool = False
 
+    trial: ClassVar[Mapping[str, Any]] = {"requests": 2000, "steps": 60, "warm_up": 40}
     port: ClassVar[type] = Assigner
     metrics: ClassVar[Mapping[str, Metric]] = METRICS
     unique_outcome: ClassVar[bool] = True

@@ -99,6 +99,7 @@ class LLMFleet(Problem):
     replays: WholeNumber = 160
     span_s: Positive = 40.0
 
+    trial: ClassVar[Mapping[str, Any]] = {"replays": 40}
     port: ClassVar[type] = Planner
     metrics: ClassVar[Mapping[str, Metric]] = {
         "cost_per_h": Metric("$/h", "lower", "of the first plan"),

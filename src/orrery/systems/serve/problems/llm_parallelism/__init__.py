@@ -94,6 +94,7 @@ class LLMParallelism(Problem):
     most_tokens: Count = 32_768
     first_window: Whole = 0
 
+    trial: ClassVar[Mapping[str, Any]] = {"window_s": 6.0}
     port: ClassVar[type] = Parallelism
     metrics: ClassVar[Mapping[str, Metric]] = {
         "goodput_per_s": Metric("1/s", "higher", "requests that met both targets of their tier"),

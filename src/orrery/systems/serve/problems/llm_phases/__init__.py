@@ -121,6 +121,7 @@ class LLMPhases(Problem):
     goal: Fraction = 0.0
     within: Positive = 0.03
 
+    trial: ClassVar[Mapping[str, Any]] = {"requests": 100}
     port: ClassVar[type] = PhasePolicy
     metrics: ClassVar[Mapping[str, Metric]] = METRICS
     engines: ClassVar[tuple[str, ...]] = ("virtual",)
