@@ -90,13 +90,14 @@ class _Norm(NamedTuple):
     inverse: Array
 
 
-def _norm(x: Array, gain: Array) -> tuple[Array, _Norm]:
+def rms_norm(x: Array, gain: Array) -> tuple[Array, _Norm]:
+    """(each row over its root mean square, times the gain; what the way back needs)."""
     inverse = 1.0 / np.sqrt(np.mean(x * x, axis=-1, keepdims=True) + np.float32(EPS))
     unit = x * inverse
     return unit * gain[:, None, :], _Norm(unit, inverse)
 
 
-def _norm_back(up: Array, gain: Array, kept: _Norm) -> tuple[Array, Array]:
+def rms_norm_back(up: Array, gain: Array, kept: _Norm) -> tuple[Array, Array]:
     """(gradient of the input, of the gain)."""
     unit, inverse = kept
     inner = up * gain[:, None, :]
@@ -104,7 +105,8 @@ def _norm_back(up: Array, gain: Array, kept: _Norm) -> tuple[Array, Array]:
     return back, np.sum(up * unit, axis=1)
 
 
-def _turn(x: Array) -> Array:
+def turned(x: Array) -> Array:
+    """Each matrix of a stack with rows for columns."""
     return np.swapaxes(x, -1, -2)
 
 
@@ -139,16 +141,16 @@ class Pass:
         x = x.reshape(replicas, rows * length, width)
         for layer in range(self.shape.layers):
             x = self._block(layer, x)
-        normed, self.last = _norm(x, weights["norm"])
+        normed, self.last = rms_norm(x, weights["norm"])
         self.normed = normed
         return normed @ weights["head"]
 
     def _block(self, layer: int, x: Array) -> Array:
         weights = self.weights
-        y, norm = _norm(x, weights[f"{layer}.norm"])
+        y, norm = rms_norm(x, weights[f"{layer}.norm"])
         mixed, attention = self._attend(y @ weights[f"{layer}.qkv"])
         x = x + mixed @ weights[f"{layer}.out"]
-        y2, norm2 = _norm(x, weights[f"{layer}.norm2"])
+        y2, norm2 = rms_norm(x, weights[f"{layer}.norm2"])
         added, wide = self.wide(layer, y2)
         self.kept.append((y, norm, mixed, attention, y2, norm2, wide))
         return x + added
@@ -175,7 +177,7 @@ class Pass:
         length = self.size[2]
         q, k, v = (self._heads(part) for part in np.split(qkv, 3, axis=-1))
         scale = np.float32(1.0 / np.sqrt(q.shape[-1]))
-        scores = (q @ _turn(k)) * scale + _mask(length)
+        scores = (q @ turned(k)) * scale + _mask(length)
         scores -= scores.max(axis=-1, keepdims=True)
         share = np.exp(scores)
         share /= share.sum(axis=-1, keepdims=True)
@@ -206,8 +208,8 @@ class Pass:
         here = np.take_along_axis(up, asked, axis=-1)
         np.put_along_axis(up, asked, here - 1.0, axis=-1)
         up /= np.float32(rows * length)
-        grads["head"][:] = _turn(self.normed) @ up
-        back, gain = _norm_back(up @ _turn(weights["head"]), weights["norm"], self.last)
+        grads["head"][:] = turned(self.normed) @ up
+        back, gain = rms_norm_back(up @ turned(weights["head"]), weights["norm"], self.last)
         grads["norm"][:] = gain
         for layer in reversed(range(self.shape.layers)):
             back = self._block_back(layer, back, grads)
@@ -222,14 +224,14 @@ class Pass:
         weights = self.weights
         y, norm, mixed, attention, y2, norm2, wide = self.kept[layer]
         up = self.wide_back(layer, back, y2, wide, grads)
-        inner, gain = _norm_back(up, weights[f"{layer}.norm2"], norm2)
+        inner, gain = rms_norm_back(up, weights[f"{layer}.norm2"], norm2)
         grads[f"{layer}.norm2"][:] = gain
         back = back + inner
-        grads[f"{layer}.out"][:] = _turn(mixed) @ back
-        up = self._attend_back(back @ _turn(weights[f"{layer}.out"]), attention)
-        grads[f"{layer}.qkv"][:] = _turn(y) @ up
-        inner, gain = _norm_back(
-            up @ _turn(weights[f"{layer}.qkv"]), weights[f"{layer}.norm"], norm
+        grads[f"{layer}.out"][:] = turned(mixed) @ back
+        up = self._attend_back(back @ turned(weights[f"{layer}.out"]), attention)
+        grads[f"{layer}.qkv"][:] = turned(y) @ up
+        inner, gain = rms_norm_back(
+            up @ turned(weights[f"{layer}.qkv"]), weights[f"{layer}.norm"], norm
         )
         grads[f"{layer}.norm"][:] = gain
         return back + inner
@@ -239,20 +241,20 @@ class Pass:
     ) -> Array:
         """The gradient of what went into the wide block; writes those of its matrices."""
         weights = self.weights
-        grads[f"{layer}.down"][:] = _turn(wide) @ back
-        up = back @ _turn(weights[f"{layer}.down"])
+        grads[f"{layer}.down"][:] = turned(wide) @ back
+        up = back @ turned(weights[f"{layer}.down"])
         up = np.where(wide > 0.0, up, np.float32(0.0))
         if self.keep is not None:
             up = up * self.keep[layer]
-        grads[f"{layer}.up"][:] = _turn(y) @ up
-        return up @ _turn(weights[f"{layer}.up"])
+        grads[f"{layer}.up"][:] = turned(y) @ up
+        return up @ turned(weights[f"{layer}.up"])
 
     def _attend_back(self, up: Array, kept: Any) -> Array:
         q, k, v, share, scale = kept
         out = self._heads(up)
-        of_share = out @ _turn(v)
+        of_share = out @ turned(v)
         of_scores = share * (of_share - np.sum(of_share * share, axis=-1, keepdims=True)) * scale
-        parts = (of_scores @ k, _turn(of_scores) @ q, _turn(share) @ out)
+        parts = (of_scores @ k, turned(of_scores) @ q, turned(share) @ out)
         return np.concatenate([self._flat(part) for part in parts], axis=-1)
 
 

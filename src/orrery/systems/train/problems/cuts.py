@@ -257,7 +257,7 @@ class _Part(language.Pass):
         for layer in self.blocks:
             x = self._block(layer, x)
         if "head" in self.names:
-            self.normed, self.last = language._norm(x, weights["norm"])
+            self.normed, self.last = language.rms_norm(x, weights["norm"])
             self.logits = self.normed @ weights["head"]
         return np.asarray(x)
 
@@ -280,9 +280,9 @@ class _Part(language.Pass):
         asked = self.asked.reshape(1, -1, 1)
         np.put_along_axis(up, asked, np.take_along_axis(up, asked, axis=-1) - 1.0, axis=-1)
         up /= np.float32(asked.size)
-        grads["head"][:] = language._turn(self.normed) @ up
-        back = up @ language._turn(self.weights["head"])
-        down, grads["norm"][:] = language._norm_back(back, self.weights["norm"], self.last)
+        grads["head"][:] = language.turned(self.normed) @ up
+        back = up @ language.turned(self.weights["head"])
+        down, grads["norm"][:] = language.rms_norm_back(back, self.weights["norm"], self.last)
         return down
 
     def _embed_back(self, up: Array, grads: dict[str, Array]) -> None:
