@@ -8,11 +8,9 @@ and the disk are the machine's own, and the order of events is not repeatable.
 from __future__ import annotations
 
 import asyncio
-import functools
 import math
 import secrets
 import signal
-import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -22,8 +20,8 @@ from orrery.base.errors import PartError, PlatformLacks, UsageError, did_you_mea
 from orrery.base.units import to_ns
 from orrery.engines.bind import cast
 from orrery.engines.processes import faults as faulting
-from orrery.engines.processes.arena import arena_folder
 from orrery.engines.processes.bill import rent
+from orrery.engines.processes.folders import run_folders
 from orrery.engines.processes.loops import new_loop, outside_loops, settle
 from orrery.engines.processes.parent import ParentPlace
 from orrery.engines.processes.reports import OnLog, Reports
@@ -129,10 +127,7 @@ class ProcessEngine:
     def _run(self, until_s: float | None) -> Outcome:
         for monitor in self.monitors:
             monitor.start()
-        temporary = functools.partial(
-            tempfile.TemporaryDirectory, prefix="orrery-", ignore_cleanup_errors=True
-        )
-        with temporary() as folder, temporary(dir=arena_folder() or None) as arenas:
+        with run_folders() as (folder, arenas):
             spec = RunSpec(
                 world=self.world, seed=self.seed, cast=self.cast, groups=self.groups,
                 faults=self.schedule, folder=folder, arenas=arenas, driver=self._driver,
