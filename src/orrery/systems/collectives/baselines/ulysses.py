@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from orrery.models.attention import Array, Blocks, Partial, rows
 from orrery.parts.collectives import part_items
 from orrery.systems.collectives.problems.long_attention import SequenceAttention
@@ -85,24 +87,36 @@ class Ulysses(SequenceAttention):
 
     # -- the two swaps; `which` says of each array whether its heads are those of Q or of K and V
 
+    def _mates(self) -> Sequence[int]:
+        """The ranks that swap with each other, in the order of their rows: here all of them."""
+        return range(self.size)
+
+    def _others(self) -> list[int]:
+        """The other mates, beginning with the next, so that no one waits first."""
+        mates = self._mates()
+        here = mates.index(self.rank)
+        return [*mates[here + 1 :], *mates[:here]]
+
     async def _to_heads(
         self, tag: str, arrays: tuple[Array, ...], which: tuple[int, ...]
     ) -> list[Array]:
-        """My heads of all rows, for my rows of all heads."""
-        for shift in range(1, self.size):
-            peer = (self.rank + shift) % self.size
+        """My heads of my mates' rows, for my rows of all heads."""
+        for peer in self._others():
             theirs = self._heads(peer)
             parts = [x[:, theirs[w]] for x, w in zip(arrays, which, strict=True)]
-            self.post(peer, tag, *(self.wire(part) for part in parts))
+            if _anything(parts):
+                self.post(peer, tag, *(self.wire(part) for part in parts))
         own = self._heads(self.rank)
-        counts = [part.stop - part.start for part in own]
         found: list[list[Array]] = [[] for _ in arrays]
-        for source, blocks in enumerate(self.shards):
-            if source == self.rank:
+        for mate in self._mates():
+            if mate == self.rank:
                 came = [x[:, own[w]] for x, w in zip(arrays, which, strict=True)]
             else:
-                kinds = [self.rows_kind(blocks, counts[w]) for w in which]
-                came = [self.unwire(x) for x in await self.take(source, tag, *kinds)]
+                kinds = [self.rows_kind(self.shards[mate], own[w].stop - own[w].start)
+                         for w in which]  # fmt: skip
+                came = [self.zeros(kind.shape) for kind in kinds]
+                if any(kind.nbytes for kind in kinds):
+                    came = [self.unwire(x) for x in await self.take(mate, tag, *kinds)]
             for parts, part in zip(found, came, strict=True):
                 parts.append(part)
         return [self.stacked(parts) for parts in found]
@@ -110,32 +124,36 @@ class Ulysses(SequenceAttention):
     async def _to_rows(
         self, tag: str, arrays: tuple[Array, ...], which: tuple[int, ...], *, precise: bool
     ) -> list[Array]:
-        """My rows of all heads, for my heads of all rows; heads that several ranks have add up."""
-        ends = [0]
-        for blocks in self.shards:
-            ends.append(ends[-1] + rows(blocks))
-
-        def cut(rank: int) -> list[Array]:
-            return [x[ends[rank] : ends[rank + 1]] for x in arrays]
-
-        for shift in range(1, self.size):
-            peer = (self.rank + shift) % self.size
-            self.post(peer, tag, *(x if precise else self.wire(x) for x in cut(peer)))
+        """My rows of all heads, for my heads of my mates' rows; heads that several have add up."""
+        at, places = 0, dict[int, slice]()
+        for mate in self._mates():
+            places[mate] = slice(at, at + rows(self.shards[mate]))
+            at = places[mate].stop
+        for peer in self._others():
+            parts = [x[places[peer]] for x in arrays]
+            if _anything(parts):
+                self.post(peer, tag, *(x if precise else self.wire(x) for x in parts))
         heads = (self.job.heads, self.job.groups)
-        count = ends[self.rank + 1] - ends[self.rank]
-        found = [self.zeros((count, heads[w], self.job.head_dim)) for w in which]
-        for source in range(self.size):
-            theirs = self._heads(source)
-            if source == self.rank:
-                came = cut(source)
+        found = [self.zeros((rows(self.mine), heads[w], self.job.head_dim)) for w in which]
+        for mate in self._mates():
+            theirs = self._heads(mate)
+            if mate == self.rank:
+                came = [x[places[mate]] for x in arrays]
             else:
-                sizes = [theirs[w].stop - theirs[w].start for w in which]
-                kinds = [self.rows_kind(self.mine, size) for size in sizes]
+                kinds = [self.rows_kind(self.mine, theirs[w].stop - theirs[w].start)
+                         for w in which]  # fmt: skip
+                if not any(kind.nbytes for kind in kinds):
+                    continue
                 if precise:
                     kinds = [Kind(kind.shape) for kind in kinds]
-                came = await self.take(source, tag, *kinds)
+                came = await self.take(mate, tag, *kinds)
                 came = came if precise else [self.unwire(x) for x in came]
             if not self.job.sized:
                 for total, part, w in zip(found, came, which, strict=True):
                     total[:, theirs[w]] += part
         return found
+
+
+def _anything(parts: Sequence[Array]) -> bool:
+    """Whether there is anything to send: ranks without heads or rows have no part in it."""
+    return any(part.size for part in parts)

@@ -51,6 +51,9 @@ class SplitAttention(LayerAttention, Ulysses):
         self.blocks: tuple[Blocks, ...] = group_blocks(self.plan, self.job.causal)
         self.ranges = head_ranges(self.plan.groups, self.plan.heads)
 
+    def _mates(self) -> Sequence[int]:
+        return self.mates
+
     @property
     def _share(self) -> int:
         return self.job.heads // self.job.groups
@@ -178,79 +181,6 @@ class SplitAttention(LayerAttention, Ulysses):
                 for whole, part in zip(total, came, strict=True):
                     whole[:, way.first - few.start : way.last - few.start] += part
         return total[0], total[1]
-
-    # -- the two swaps; `which` says of each array whether its heads are those of Q or of K and V
-
-    async def _to_heads(
-        self, tag: str, arrays: tuple[Array, ...], which: tuple[int, ...]
-    ) -> list[Array]:
-        """My heads of my group's rows, for my rows of all heads."""
-        for peer in self._others():
-            parts = [x[:, self._heads(peer)[w]] for x, w in zip(arrays, which, strict=True)]
-            if self._anything(parts):
-                self.post(peer, tag, *(self.wire(part) for part in parts))
-        own = self._heads(self.rank)
-        found: list[list[Array]] = [[] for _ in arrays]
-        for mate in self.mates:
-            if mate == self.rank:
-                came = [x[:, own[w]] for x, w in zip(arrays, which, strict=True)]
-            else:
-                kinds = [self.rows_kind(self.shards[mate], own[w].stop - own[w].start)
-                         for w in which]  # fmt: skip
-                came = [self.zeros(kind.shape) for kind in kinds]
-                if any(kind.nbytes for kind in kinds):
-                    came = [self.unwire(x) for x in await self.take(mate, tag, *kinds)]
-            for parts, part in zip(found, came, strict=True):
-                parts.append(part)
-        return [self.stacked(parts) for parts in found]
-
-    async def _to_rows(
-        self, tag: str, arrays: tuple[Array, ...], which: tuple[int, ...], *, precise: bool
-    ) -> list[Array]:
-        """My rows of all heads, for my heads of my group's rows; shared heads add up."""
-        ends = {self.mates[0]: 0}
-        at = 0
-        for mate in self.mates:
-            ends[mate] = at
-            at += self.plan.rows[mate]
-
-        def cut(rank: int) -> list[Array]:
-            return [x[ends[rank] : ends[rank] + self.plan.rows[rank]] for x in arrays]
-
-        for peer in self._others():
-            parts = cut(peer)
-            if self._anything(parts):
-                self.post(peer, tag, *(x if precise else self.wire(x) for x in parts))
-        heads = (self.job.heads, self.job.groups)
-        count = self.plan.rows[self.rank]
-        found = [self.zeros((count, heads[w], self.job.head_dim)) for w in which]
-        for mate in self.mates:
-            theirs = self._heads(mate)
-            if mate == self.rank:
-                came = cut(mate)
-            else:
-                kinds = [self.rows_kind(self.mine, theirs[w].stop - theirs[w].start)
-                         for w in which]  # fmt: skip
-                if not any(kind.nbytes for kind in kinds):
-                    continue
-                if precise:
-                    kinds = [kind._replace(dtype=np.float32) for kind in kinds]
-                came = await self.take(mate, tag, *kinds)
-                came = came if precise else [self.unwire(x) for x in came]
-            if not self.job.sized:
-                for total, part, w in zip(found, came, which, strict=True):
-                    total[:, theirs[w]] += part
-        return found
-
-    def _others(self) -> list[int]:
-        """The other members of the group, beginning with the next, so that no one waits first."""
-        here = self.mates.index(self.rank)
-        return [*self.mates[here + 1 :], *self.mates[:here]]
-
-    @staticmethod
-    def _anything(parts: Sequence[Array]) -> bool:
-        """Whether there is anything to send: ranks without heads or rows have no part in it."""
-        return any(part.size for part in parts)
 
 
 __all__ = ["SplitAttention"]
