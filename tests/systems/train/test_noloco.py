@@ -267,7 +267,7 @@ def test_a_killed_process_stalls_its_partner_alone():
     world = World.lan(4).with_faults(Crash(node=2, at_s=1.0))
     made = trained(
         NoLoCo(every=5, timeout_s=2.0), world=world, engine="processes", steps=600,
-        task="language",
+        task="language", patience_s=20.0,
     )  # fmt: skip
     ends = final(made)
     assert made.violations == [] and sorted(ends) == [0, 1, 3]
