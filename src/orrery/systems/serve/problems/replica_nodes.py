@@ -195,7 +195,7 @@ class ReplicaNode(Node):
         await self.sleep(max(fault.at_s - self.now, 0.0))
         self.set_speed(1.0 / fault.factor)
         if fault.until_s is not None and fault.until_s < math.inf:
-            await self.sleep(fault.until_s - self.now)
+            await self.sleep(max(fault.until_s - self.now, 0.0))
             self.set_speed(1.0)
 
     def set_speed(self, speed: float) -> None:

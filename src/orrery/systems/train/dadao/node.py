@@ -136,8 +136,9 @@ class DADAO(Pairwise):
             due_s = max(due_s, self.now - BACKLOG * self.unit_s)
             x = self._ahead(max(due_s - self.now, took_s))
             slope = await self.gradient(x)
-            if due_s > self.now:
-                await self.sleep(due_s - self.now)
+            # A real clock goes on between two looks at it.
+            if (ahead_s := due_s - self.now) > 0:
+                await self.sleep(ahead_s)
             self.advance(self.tick())
             self.state += self.jump * (slope - self.constants.nu * x - self.state[Y_TILDE])
 

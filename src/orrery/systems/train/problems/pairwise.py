@@ -212,8 +212,9 @@ class Pairwise(Minimiser):
         while True:
             due_s += self.rng.expovariate(1.0) * mean_s
             due_s = max(due_s, self.now - BACKLOG * self.unit_s)
-            if due_s > self.now:
-                await self.sleep(due_s - self.now)
+            # A real clock goes on between two looks at it.
+            if (ahead_s := due_s - self.now) > 0:
+                await self.sleep(ahead_s)
             if len(sums) > 1:
                 edge = self.owned[bisect(sums, self.rng.random() * sums[-1], 0, len(sums) - 1)]
             if self.held:
