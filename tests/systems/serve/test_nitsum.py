@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import deque
+
 import numpy as np
 import pytest
 
@@ -12,7 +14,7 @@ from orrery.models.requests import Request
 from orrery.models.tables import find_tables
 from orrery.systems.serve.baselines.tp_adaptive_cold import TPAdaptiveCold
 from orrery.systems.serve.nitsum import Nitsum
-from orrery.systems.serve.nitsum.estimate import Demand, Watch, levels
+from orrery.systems.serve.nitsum.estimate import Demand, Watch, levels, recent
 from orrery.systems.serve.nitsum.goodput import Model
 from orrery.systems.serve.problems.llm_parallelism import LLMParallelism, faults_of, log_of
 from orrery.systems.serve.problems.llm_parallelism.engine import Instance, Seq
@@ -373,6 +375,65 @@ def test_the_rate_is_steady_and_quick():
         watch.arrived(100, 60.0 + at)
     assert watch.rate_per_s(64.0) < 2.0
     assert Watch(3.0, 48.0).rate_per_s(0.0) == 0.0
+
+
+def test_lengths_are_taken_as_far_back_as_they_agree():
+    draws = Stream(4, "lengths")
+    same = deque(900 + draws.below(200) for _ in range(600))
+    assert len(recent(same)) == 600
+    other = deque([*same, *(2900 + draws.below(200) for _ in range(100))])
+    assert len(recent(other)) < 128 and recent(other).mean() > 2000
+    assert len(recent(deque())) == 0
+
+
+def test_a_change_of_what_comes_is_noticed_and_chance_is_not():
+    watch, draws = Watch(3.0, 48.0), Stream(5, "arrivals")
+    at_s = 0.0
+    while at_s < 60:
+        at_s += draws.expovariate(30.0)
+        watch.arrived(100, at_s)
+    assert not watch.changed(60.0)
+    assert watch.demand(60.0, 200.0).unsure < 0.05
+    assert watch.changed(63.0), "nobody has come for three seconds"
+    assert watch.demand(60.0, 200.0, running=50).answer > 200, "what has not ended is longer"
+
+
+def test_a_queue_that_is_too_full_loses_its_long_prompts_and_not_all():
+    """Where more comes than can be done, some are in time; more is never better for their share."""
+    problem = LLMParallelism(tables="")
+    rig, shares = problem.rig(), []
+    background = Demand(0.0, (1000.0,), (20.0,))
+    for rate in (5.0, 20.0, 40.0, 60.0, 120.0, 10_000.0):
+        first = Demand(rate, (200.0,) * 8 + (800.0,) * 6 + (4000.0,) * 2, (100.0,) * 16)
+        model = model_of(problem, rig, [first, background])
+        shares.append(model.goodput_per_s(Plan.parse("P2x2 D4"))[0] / rate)
+    assert shares[0] > 0.95 and shares == sorted(shares, reverse=True)
+    assert 0.4 < shares[3] < 0.95 and shares[-1] >= 0
+    late = Demand(60.0, (200.0,) * 12 + (8000.0,) * 4, (20.0,) * 16)
+    nobody = Demand(0.0, (1000.0,), (100.0,))
+    model = model_of(problem, rig, [nobody, late])
+    # There is time for half of the tokens, which is three quarters of the requests.
+    assert 0.7 * 60 < model.goodput_per_s(Plan.parse("M1x8"))[1] < 0.95 * 60
+
+
+def test_a_change_must_pay_for_what_it_costs():
+    """What gains little is followed when staying has cost as much; never where queues are full."""
+    view = LLMParallelism(tables="").cluster(Nitsum(), 1).play(20.0).look()
+    nitsum = Nitsum()
+    nitsum.start()
+    nitsum.decided = True
+    other = next(plan for plan in view.plans if plan != view.plan)
+    nitsum.watch(0).arrived(1000, view.now_s)
+    nitsum.values = lambda view, demands: {view.plan: 30.0, other: 30.9}
+    nitsum.watch(0).changed = nitsum.watch(1).changed = lambda now_s: False
+    nitsum.looked_s, asked = view.now_s - 2.0, 1
+    while nitsum.plan(view) is None:
+        nitsum.looked_s, asked = view.now_s - 2.0, asked + 1
+        assert asked < 100
+    assert 5 < asked < 40, "a gain of 0.6 a second beyond hysteresis, a cost of some ten requests"
+    nitsum._at_risk = lambda view: 1e6
+    nitsum.regret = 1e3
+    assert nitsum.plan(view) is None
 
 
 @measured

@@ -1,10 +1,11 @@
 """How many requests a second a plan would serve within their targets: a model in closed form.
 
-Interactive requests come first. Those that compute prompts are a queue with several servers; the
-chance to wait longer than the target leaves is that of the exponential tail of such queues. Those
-that make answers carry as many at once as the step time allows within the target. In mixed
+Interactive requests come first. Those that compute prompts are a queue with several servers whose
+work ahead falls off exponentially; whoever cannot be in time any more is left out, and long prompts
+are that sooner than short ones, so a queue that is too full loses its long prompts and not all.
+Those that make answers carry as many at once as the step time allows within the target. In mixed
 instances a prompt stops the answers of the others, as often as a Poisson process comes. What is
-left of the time serves the background.
+left of the time serves the background; where that is too little, its longest prompts are left out.
 """
 
 from __future__ import annotations
@@ -21,31 +22,55 @@ from orrery.systems.serve.problems.llm_parallelism.ports import Tier
 FULL = 0.985
 # The batch of answers fluctuates: on average it may be so full.
 STEADY = 0.87
+# Where those too many can go elsewhere, it may be so full.
+PACKED = 0.97
 # How fast the share in time falls with the share of tokens that can be made, beyond what can.
-COLLAPSE = 4
-# Waits, as a share of those in a queue that serves one by one.
-TOGETHER = 0.3
+COLLAPSE = 7
+# Waits, as a share of those in a queue that serves one by one; chunks are never quite full.
+TOGETHER, WASTE = 1.4, 1.05
+# The share of left-over time that background prompts really get: of whole steps, and of steps
+# beside interactive answers.
+USED, BESIDE = 0.97, 0.8
 # An instance that carries fewer interactive answers than this is left to the background.
 FEW = 8
+# Background prompts take at most this share of the interactive target for the first token.
+STEP_SHARE = 0.2
+# Fewer prompt tokens than this are not computed beside interactive answers.
+LEAST_CHUNK = 32
 
 
 class Speeds(NamedTuple):
     """What one degree does for the demand of the moment.
 
-    token_s       of a prompt token in full chunks
     prompts_s     of each typical interactive prompt alone
+    works_s       of each of them where others fill up its chunks; their mean is first_s
+    later_s       the same of a background prompt, in the mean
+    token_s       of a prompt token; chunk_s, of a whole chunk; later_chunk_s, of a later one
+    step_s        of a step that makes a few tokens
     carries       answers at once within the interactive target; makes, their tokens a second
     carries_late  the same within the background's target; makes_late
-    step_s        of a step that makes a few tokens
     """
 
-    token_s: float
     prompts_s: tuple[float, ...]
+    works_s: tuple[float, ...]
+    first_s: float
+    later_s: float
+    token_s: float
+    chunk_s: float
+    later_chunk_s: float
+    step_s: float
     carries: int
     makes: float
     carries_late: int
     makes_late: float
-    step_s: float
+
+
+class Prompts(NamedTuple):
+    """What instances that only compute prompts do: shares in time and busy, and the rest."""
+
+    in_time: float
+    busy: float
+    later_per_s: float
 
 
 class Model:
@@ -57,30 +82,46 @@ class Model:
     def __init__(
         self, tiers: Sequence[Tier], demands: Sequence[Demand], costs: Mapping[int, Any],
         capacity: Mapping[int, int], chunk_tokens: int, most_seqs: int, margin: float = 0.97,
+        speeds: Mapping[int, Speeds] | None = None,
     ) -> None:  # fmt: skip
         self.first, self.later = demands[0], demands[-1]
         self.tiers, self.margin, self.chunk_tokens = tiers, margin, chunk_tokens
-        self.most_seqs = most_seqs
-        self.speeds = {tp: self._speed(costs[tp], capacity[tp]) for tp in costs}
-        self._mixed: dict[tuple[int, float, float], tuple[float, float]] = {}
-        self.costs = costs
+        self.most_seqs, self.costs, self.capacity = most_seqs, costs, capacity
+        self.speeds = speeds or {tp: self._speed(costs[tp], capacity[tp]) for tp in costs}
+        self.context = max(round(self.first.prompt + self.first.answer / 2), 1)
+        self._mixed: dict[tuple[int, float, int], tuple[float, float]] = {}
+        self._prompts: dict[tuple[int, ...], Prompts] = {}
+
+    def unsure(self, deviations: float) -> Model:
+        """The model if as much more came as so many standard errors of the estimates are."""
+        demands = [
+            each._replace(rate_per_s=each.rate_per_s * max(1 + deviations * each.unsure, 0.1))
+            for each in (self.first, self.later)
+        ]
+        return Model(self.tiers, demands, self.costs, self.capacity, self.chunk_tokens,
+                     self.most_seqs, self.margin, self.speeds)  # fmt: skip
 
     def _speed(self, cost: Any, capacity: int) -> Speeds:
-        full_s = cost.seconds([(self.chunk_tokens, 0)], 0, 0)
-        prompts_s = tuple(cost.seconds([(max(round(p), 1), 0)], 0, 0) for p in self.first.prompts)
-        both = self.first.rate_per_s * self.first.answer + self.later.rate_per_s * self.later.answer
-        weight = self.first.rate_per_s * self.first.answer / both if both else 1.0
-        context = weight * (self.first.prompt + self.first.answer / 2)
-        context += (1 - weight) * (self.later.prompt + self.later.answer / 2)
+        first, later, chunk = self.first, self.later, self.chunk_tokens
+        prompts_s = tuple(cost.seconds([(max(round(p), 1), 0)], 0, 0) for p in first.prompts)
+        works_s = tuple(work_s(cost, p, chunk) for p in first.prompts)
+        token_s = cost.seconds([(1024, 0)], 0, 0) / 1024
+        fits = max(min(int(STEP_SHARE * self.tiers[0].ttft_s / token_s), chunk), 64)
+        later_s = sum(work_s(cost, p, fits) for p in later.prompts) / len(later.prompts)
+        both = first.rate_per_s * first.answer + later.rate_per_s * later.answer
+        weight = first.rate_per_s * first.answer / both if both else 1.0
+        context = weight * (first.prompt + first.answer / 2)
+        context += (1 - weight) * (later.prompt + later.answer / 2)
         context = max(round(context), 1)
         most = max(min(self.most_seqs, int(0.95 * capacity / context)), 1)
-        found = []
+        found: list[Any] = []
         for tier in (self.tiers[0], self.tiers[-1]):
             count = most_within(cost, context, self.margin * tier.tpot_s, most)
             makes = count / cost.seconds([], count, count * context) if count else 0.0
             found += [count, makes]
-        step_s = cost.seconds([], 4, 4 * context)
-        return Speeds(full_s / self.chunk_tokens, prompts_s, *found, step_s)
+        chunk_s, step_s = cost.seconds([(chunk, 0)], 0, 0), cost.seconds([], 4, 4 * context)
+        return Speeds(prompts_s, works_s, sum(works_s) / len(works_s), later_s, token_s, chunk_s,
+                      fits * token_s, step_s, *found)  # fmt: skip
 
     def goodput_per_s(self, plan: Plan) -> tuple[float, float]:
         """(interactive, background) requests a second within their targets."""
@@ -90,46 +131,63 @@ class Model:
         """Requests a second within their targets."""
         return sum(self.goodput_per_s(plan))
 
+    def _background(self, room_per_s: float) -> float:
+        """Background requests in time where so many usual ones fit: the longest are left out."""
+        rate, prompts = self.later.rate_per_s, self.later.prompts
+        if USED * room_per_s >= rate:
+            return rate
+        room, served = USED * room_per_s / rate * sum(prompts), 0.0
+        for tokens in sorted(prompts):
+            served += min(room / tokens, 1.0)
+            room -= tokens
+            if room <= 0:
+                break
+        return rate * served / len(prompts)
+
     # -- prompts and answers apart
 
     def _split(self, plan: Plan) -> tuple[float, float]:
-        tokens = makes = makes_late = only_late = 0.0
-        servers = 0
+        makes = makes_late = only_late = 0.0
         for role, tp in plan.kinds:
-            speed = self.speeds[tp]
-            if role == "P":
-                tokens += 1 / speed.token_s
-                servers += 1
-            else:
+            if role != "P":
+                speed = self.speeds[tp]
                 makes += STEADY * speed.makes
                 makes_late += FULL * speed.makes_late
-                only_late += 0.0 if speed.carries else FULL * speed.makes_late
+                only_late += 0.0 if speed.carries >= FEW else FULL * speed.makes_late
         first, later = self.first, self.later
-        admitted = min(first.rate_per_s, FULL * tokens / first.prompt)
-        early = self._on_time(plan, admitted * first.prompt / tokens, servers)
-        left_tokens = max(FULL * tokens - admitted * first.prompt, 0.0)
+        prompts = self._prompting(tuple(tp for role, tp in plan.kinds if role == "P"))
+        early = prompts.in_time
         wanted = first.rate_per_s * first.answer
         # Where the interactive pace can be kept the others' tokens come at that pace. Where more
         # is wanted than can be made, steps become longer for all, and most are late.
         kept = wanted <= makes
-        if not kept:
+        if not kept and only_late:
+            # Those too many go where nobody keeps the pace, and the others keep theirs.
+            early *= min(makes / STEADY * PACKED / wanted, 1.0)
+        elif not kept:
             early *= (makes / wanted) ** COLLAPSE
         left_made = (max(makes - wanted, 0.0) + only_late) if kept else makes_late - wanted
-        late = min(later.rate_per_s, left_tokens / later.prompt, max(left_made, 0.0) / later.answer)
-        return admitted * early, late
+        room = max(FULL - prompts.busy, 0.0) * prompts.later_per_s
+        late = min(self._background(room), max(left_made, 0.0) / later.answer)
+        return first.rate_per_s * early, late
 
-    def _on_time(self, plan: Plan, busy: float, servers: int) -> float:
-        """The share of interactive prompts computed within the target, of those that come."""
-        target_s = self.tiers[0].ttft_s
-        kinds = [tp for role, tp in plan.kinds if role != "D"]
-        total = sum(1 / self.speeds[tp].token_s for tp in kinds)
-        found = 0.0
-        for tp in kinds:
-            speed = self.speeds[tp]
-            share = 1 / speed.token_s / total
-            step_s = self.chunk_tokens * speed.token_s
-            found += share * _in_time(speed.prompts_s, busy, servers, target_s, step_s)
-        return found
+    def _prompting(self, degrees: tuple[int, ...]) -> Prompts:
+        """Interactive prompts on instances that do nothing else, and what is left of these."""
+        if degrees not in self._prompts:
+            total = sum(1 / self.speeds[tp].first_s for tp in degrees)
+            busy = self.first.rate_per_s / total
+            early = used = 0.0
+            later = sum(1 / self.speeds[tp].later_s for tp in degrees)
+            # Between interactive prompts, steps of the background are under way.
+            others = min(self.later.rate_per_s / later, max(1 - busy, 0.0))
+            for tp in sorted(set(degrees)):
+                speed = self.speeds[tp]
+                share = degrees.count(tp) / speed.first_s / total
+                slack_s = self.tiers[0].ttft_s - others * speed.later_chunk_s
+                found = _in_time(speed, busy, len(degrees), slack_s)
+                early, used = early + share * found[0], used + share * found[1]
+            self._prompts[degrees] = Prompts(early, used, later)
+        return self._prompts[degrees]
 
     # -- mixed instances
 
@@ -142,73 +200,103 @@ class Model:
         others = list(degrees)
         for tp in mine:
             others.remove(tp)
-        weights = [1 / self.speeds[tp].token_s for tp in mine]
-        alone = sum(FULL / self.speeds[tp].token_s / self.later.prompt * self._decode_share(tp)
-                    for tp in others)  # fmt: skip
-        first = late = 0.0
-        for tp, weight in zip(mine, weights, strict=True):
-            share = self.first.rate_per_s * weight / sum(weights)
-            rest = max(self.later.rate_per_s - alone, 0.0) * weight / sum(weights)
-            served = self._one(tp, share, rest)
-            first += served[0]
-            late += served[1]
-        return first, min(late + alone, self.later.rate_per_s)
+        # Requests go where prompts are fast, and where answers have ended soon.
+        total = sum(self._draw(tp) for tp in mine)
+        room = sum(FULL / self.speeds[tp].later_s * self._decode_share(tp) for tp in others)
+        first = 0.0
+        for tp in mine:
+            share = self.first.rate_per_s * self._draw(tp) / total
+            key = (tp, round(share, 9), len(mine))
+            if key not in self._mixed:
+                self._mixed[key] = self._mixed_now(tp, share, len(mine))
+            first += self._mixed[key][0]
+            room += self._mixed[key][1]
+        return first, self._background(room)
+
+    def _draw(self, tp: int) -> float:
+        return 1 / (self.speeds[tp].first_s * self.speeds[tp].step_s)
 
     def _decode_share(self, tp: int) -> float:
         """The share of the time left for prompts when background answers are made besides."""
         speed = self.speeds[tp]
         if not speed.makes_late:
             return 0.0
-        prompt_s = self.later.prompt * speed.token_s
-        return prompt_s / (prompt_s + self.later.answer / speed.makes_late)
+        return speed.later_s / (speed.later_s + self.later.answer / speed.makes_late)
 
-    def _one(self, tp: int, rate: float, rest: float) -> tuple[float, float]:
-        """One mixed instance with so many interactive requests, and others at most."""
-        key = (tp, round(rate, 6), round(rest, 6))
-        if key not in self._mixed:
-            self._mixed[key] = self._mixed_now(tp, rate, rest)
-        return self._mixed[key]
-
-    def _mixed_now(self, tp: int, rate: float, rest: float) -> tuple[float, float]:
-        speed, first, later = self.speeds[tp], self.first, self.later
-        target = self.tiers[0]
-        prompt_s = first.prompt * speed.token_s
-        pace_s = self._pace_s(tp, rate * first.answer * target.tpot_s)
-        busy = min(rate * (prompt_s + speed.step_s * 0.5), 0.999)
-        step_s = self.chunk_tokens * speed.token_s
-        in_time = _in_time(speed.prompts_s, busy, 1, target.ttft_s, step_s)
+    def _mixed_now(self, tp: int, rate: float, servers: int) -> tuple[float, float]:
+        """One of several mixed instances: interactive requests in time, room for usual others."""
+        speed, first, target = self.speeds[tp], self.first, self.tiers[0]
+        at_once = min(max(round(rate * first.answer * target.tpot_s), 1), self.most_seqs)
+        pace_s = float(self.costs[tp].seconds([], at_once, at_once * self.context))
+        busy = rate * (speed.first_s + speed.step_s * 0.5)
+        in_time, used = _in_time(speed, busy, servers, target.ttft_s)
         # A step with a prompt makes a token for everybody else too.
         keeps = _keeps_pace(
-            first.answers, pace_s, target.tpot_s, rate, max(prompt_s - 0.5 * pace_s, 1e-4)
+            first.answers, pace_s, target.tpot_s, rate, max(speed.first_s - 0.5 * pace_s, 1e-4)
         )
-        left = max(self.margin * (1 - rate * prompt_s) - pace_s / target.tpot_s, 0.0)
-        late = min(rest, left / (later.prompt * speed.token_s))
-        return rate * in_time * keeps, late
+        # Beside interactive answers the background gets what these do not feel, else all.
+        alone = math.exp(-rate * first.answer * pace_s)
+        left_s = self.margin * target.tpot_s * max(1 - rate * speed.first_s, 0.0) - pace_s
+        fits, beside = int(left_s / speed.token_s), 0.0
+        if fits >= LEAST_CHUNK:
+            step_s = self.costs[tp].seconds([(fits, 0)], at_once, at_once * self.context)
+            beside = BESIDE * min(fits * speed.token_s / step_s, 1.0)
+        left = alone * self._decode_share(tp) + (1 - alone) * beside
+        return rate * in_time * keeps, max(1 - used, 0.0) * left / speed.later_s
 
-    def _pace_s(self, tp: int, at_once: float) -> float:
-        count = max(round(at_once), 1)
-        context = max(round(self.first.prompt + self.first.answer / 2), 1)
-        return float(self.costs[tp].seconds([], count, count * context))
+
+def work_s(cost: Any, tokens: float, chunk_tokens: int) -> float:
+    """Seconds that a prompt takes of an instance whose chunks others fill up."""
+    total, past = 0.0, 0
+    while past < tokens:
+        share = min((tokens - past) / chunk_tokens, 1.0)
+        total += share * cost.seconds([(chunk_tokens, past)], 0, 0)
+        past += chunk_tokens
+    return total
 
 
-def _in_time(
-    prompts_s: Sequence[float], busy: float, servers: int, target_s: float, step_s: float
-) -> float:
-    """The chance that wait and prompt fit the target, in a queue with several servers."""
-    mean = sum(prompts_s) / len(prompts_s)
-    square = sum(p * p for p in prompts_s) / len(prompts_s)
-    busy = min(busy, 0.999)
-    waits = busy ** math.sqrt(2 * (servers + 1)) / max(busy, 1e-9) if busy > 0 else 0.0
-    waits = min(waits * busy, 1.0) if servers > 1 else busy
-    # Prompts that wait are computed several at once, which shortens the queue when it is long.
-    spread_s = TOGETHER * square / (2 * mean) / (servers * (1 - busy))
-    total = 0.0
-    for prompt_s in prompts_s:
-        # The step under way must end first, and the prompt shares its own with others.
-        slack_s = target_s - prompt_s - busy * step_s
+def _in_time(speed: Speeds, busy: float, servers: int, target_s: float) -> tuple[float, float]:
+    """(share of prompts in time, share of the time that they take) in a queue of several servers.
+
+    The chance of work ahead falls off as an exponential does. Its rate follows from the load of
+    those who would still be in time behind so much work: from the slack of the longest prompt on it
+    is the load of the others, and so forth, so it ends even where more comes than can be done.
+    """
+    if busy <= 0:
+        return 1.0, 0.0
+    # The step under way must end first, and the prompt shares its own with others.
+    busy *= WASTE
+    step_s = min(busy, 1.0) * speed.chunk_s
+    slacks = sorted(
+        (target_s - alone_s - step_s, work) for alone_s, work in
+        zip(speed.prompts_s, speed.works_s, strict=True)
+    )  # fmt: skip
+    total, squares = sum(speed.works_s), sum(work * work for work in speed.works_s)
+    load = busy / total
+    power = math.sqrt(2 * (servers + 1)) - 1
+    waits = busy**power
+    odds = waits * (1 - busy) / (1 - waits) if abs(1 - busy) > 1e-6 else 1 / power
+    per_work = TOGETHER / (2 * servers)
+    jump_s = per_work * squares / total
+    density, reached_s, mass = odds / jump_s, 0.0, 1.0
+    early = used = 0.0
+    for slack_s, work in slacks:
+        if slack_s > reached_s:
+            jump_s = per_work * squares / total
+            fall = (1 - load * total) / jump_s * (slack_s - reached_s)
+            after = density * math.exp(min(max(-fall, -50.0), 50.0))
+            width_s = slack_s - reached_s
+            mass += (density - after) / fall * width_s if abs(fall) > 1e-9 else density * width_s
+            density, reached_s = after, slack_s
+            if density > 1e100:  # only ratios matter
+                mass, early, used, density = (x / density for x in (mass, early, used, density))
         if slack_s > 0:
-            total += 1 - waits * math.exp(-slack_s / max(spread_s, 1e-9))
-    return max(total, 0.0) / len(prompts_s)
+            early, used = early + mass, used + load * work * mass
+        total, squares = max(total - work, 1e-12), max(squares - work * work, 1e-15)
+    mass += density * jump_s
+    early, used = early / mass / len(slacks), used / mass
+    # Who is left out of a queue that is too full is so by length, and by chance.
+    return (early, used) if busy <= 1 else (0.5 * (early + 1 / busy), 0.5 * (used + 1.0))
 
 
 def _keeps_pace(
@@ -241,4 +329,4 @@ def most_within(cost: Any, context: int, limit_s: float, most: int) -> int:
     return low
 
 
-__all__ = ["Model", "Speeds", "most_within"]
+__all__ = ["Model", "Prompts", "Speeds", "most_within", "work_s"]

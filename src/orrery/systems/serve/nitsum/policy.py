@@ -8,7 +8,7 @@ from orrery.base.errors import KnobError
 from orrery.models.requests import Request
 from orrery.parts import Count, Fraction, Positive
 from orrery.systems.serve.nitsum.estimate import Demand, Watch
-from orrery.systems.serve.nitsum.goodput import Model
+from orrery.systems.serve.nitsum.goodput import FEW, LEAST_CHUNK, Model
 from orrery.systems.serve.problems.llm_parallelism.plans import Plan
 from orrery.systems.serve.problems.llm_parallelism.ports import (
     ClusterView,
@@ -23,10 +23,19 @@ LOST = 9.0
 # What is ahead in a queue takes so many times as long as it would alone, and this share of the
 # target for the first token is kept in reserve.
 HASTE, SPARE = 1.1, 0.05
-# A gain of this share is clear, and followed at the second look; a smaller one at the sixth.
-CLEAR, QUICK, PATIENT = 0.15, 2, 6
-# Fewer prompt tokens than this are not worth a step.
-LEAST_CHUNK = 32
+# A change costs so many seconds of goodput besides what the GPUs stand still: queues are upset.
+UPSET_S = 0.3
+# Where requests like these have come only lately, what the next seconds would cost counts too.
+SOON_S = 10.0
+# Whoever waits for less than the first share of the target is safe in a change; beyond the second
+# it is late after one.
+SAFE, RISKY = 0.3, 0.7
+# Tiers come in order: an interactive request in time is worth so many of the background.
+FIRST = 2.0
+# The demand is looked at as estimated, with this weight, and so many standard errors above and
+# below (which is exact for polynomials up to the fifth degree); so many plans at most.
+MIDDLE, FAR = 2 / 3, 3**0.5
+LIKELY = 100
 
 
 class Nitsum(Parallelism):
@@ -34,24 +43,28 @@ class Nitsum(Parallelism):
 
     "Nitsum: Serving Tiered LLM Requests with Adaptive Tensor Parallelism", 2026. A higher degree
     makes each token sooner, a lower one leaves room for more instances; which is better changes
-    with the mix of tiers. Every few seconds the controller estimates what each tier asks for, goes
-    through all partitions of the GPUs into instances (role, degree) with a model of goodput in
-    closed form, charges what the change would cost, and changes if that pays. Weights lie nested:
-    raising the degree moves none, lowering it fetches only what is missing, from other GPUs, while
-    the old instances serve on. Running requests take their caches along, cut anew by heads. Queues
-    go by tier, then by least slack; the background gets steps that interactive users do not feel.
+    with the mix of tiers. Every few seconds the controller estimates what each tier asks for, and
+    how surely, and goes through all partitions of the GPUs into instances (role, degree) with a
+    model of goodput in closed form, in the mean over what the demand may be. It adds up what
+    staying has cost against the best plan and changes when that exceeds what the change would
+    cost; at once where other requests come than before and staying would soon cost as much.
+    Weights lie nested: raising the degree moves none, lowering it fetches only what is missing,
+    from other GPUs, while the old instances serve on. Running requests take their caches along,
+    cut anew by heads. Queues go by tier, then by least slack; the background gets steps that
+    interactive users do not feel.
 
     adapt        off: the first plan stays (`fixed`, or equal mixed instances of two GPUs)
     reuse        off: weights are read from disk whole; migrate off: instances drain before a change
     fixed        the first plan, such as "P2x2 D4"
     shortest_s, longest_s   over how long arrivals are counted: longer while they agree
     horizon_s    how long a better plan is expected to stay better
-    hysteresis   by what share a plan must be better
+    hysteresis   by what share a plan must be better for staying to cost anything
     margin       the share of the target for tokens that steps may take
     guess_tokens the length of answers before any has ended
     leftover     off: background prompts are computed in whole chunks, whoever else is there
 
-    A decision costs O(plans); there are 78 plans for 8 GPUs and 931 for 16.
+    A decision costs O(plans); there are 78 plans for 8 GPUs and 931 for 16. The constants of the
+    controller and of its model were chosen on the requests of seeds 11 to 20.
 
     **Differs from the paper**: only its abstract was at hand. The nested layout, the migration by
     heads, the goodput model, the controller and the scheduling are our design. Plans are all mixed
@@ -71,7 +84,7 @@ class Nitsum(Parallelism):
     shortest_s: Positive = 3.0
     longest_s: Positive = 48.0
     horizon_s: Positive = 60.0
-    hysteresis: Fraction = 0.05
+    hysteresis: Fraction = 0.01
     margin: Fraction = 0.97
     guess_tokens: Count = 200
     leftover: bool = True
@@ -88,8 +101,9 @@ class Nitsum(Parallelism):
             raise KnobError("Nitsum.shortest_s", problem, "swap them")
         self.watches: dict[int, Watch] = {}
         self.targets: dict[int, tuple[float, float]] = {}
+        self.last: dict[int, Demand] = {}
         self.first_busy = 0.0
-        self.wishes = 0
+        self.regret = self.looked_s = 0.0
         self.decided = False
 
     # -- what comes
@@ -123,28 +137,54 @@ class Nitsum(Parallelism):
             return None
         if not any(each.rate_per_s for each in demands):
             return None
-        model = self.model(view, demands)
-        best, most = None, -1.0
-        for plan in view.plans:
-            value = model.total(plan)
-            if value > most:
-                best, most = plan, value
-        now = model.total(view.plan) if view.plan in view.plans else 0.0
-        if best is None or best == view.plan:
-            self.wishes = 0
+        values = self.values(view, demands)
+        best = max(values, key=lambda plan: values[plan])
+        most, now = values[best], values.get(view.plan, 0.0)
+        since_s, self.looked_s = view.now_s - self.looked_s, view.now_s
+        # What staying has cost so far, beyond what is not worth a change.
+        self.regret = max(self.regret + (most - (1 + self.hysteresis) * now) * since_s, 0.0)
+        if best == view.plan or not self.regret:
             return None
-        lost = view.downtime_s(best) / max(view.plan.gpus, 1) * now
-        gain = (most - now) * self.horizon_s - lost
-        if most < (1 + self.hysteresis) * now or gain <= 0:
-            self.wishes = 0
+        paused_s = view.downtime_s(best) / max(view.plan.gpus, 1) + UPSET_S
+        lost = paused_s * now
+        if (most - now) * self.horizon_s <= lost:
             return None
-        # An estimate of a moment is not followed: the wish must last, the longer the less it gains.
-        self.wishes += 1
-        enough = PATIENT if most < (1 + CLEAR) * now else QUICK
-        if self.wishes < enough and self.decided and view.plan in view.plans:
+        # An estimate of a moment is not followed: one changes when staying has cost as much as the
+        # change will, or soon would where requests like these have come only lately. Nothing
+        # speaks for the very first plan, so that one need not have cost anything.
+        owed = self.regret
+        if any(self.watch(tier.priority).changed(view.now_s) for tier in view.tiers):
+            owed += (most - now) * SOON_S
+        if self.decided and owed < lost + self._at_risk(view):
             return None
-        self.wishes, self.decided = 0, True
+        self.regret, self.decided = 0.0, True
         return best
+
+    def _at_risk(self, view: ClusterView) -> float:
+        """Requests that wait so long already that the pause of a change would make them late."""
+        found = 0.0
+        for tier in view.tiers[1:]:
+            prompt = max(self.last[tier.priority].prompt, 1.0)
+            for each in view.instances:
+                tokens = each.queued.get(tier.priority, 0)
+                wait_s = tokens * prompt_token_s(each.cost)
+                risk = (wait_s / tier.ttft_s - SAFE) / (RISKY - SAFE)
+                found += min(max(risk, 0.0), 1.0) * tokens / prompt
+        return found
+
+    def values(self, view: ClusterView, demands: Sequence[Demand]) -> dict[Plan, float]:
+        """What plans are worth, in the mean over what the demand may be; of many, the best."""
+        known = self.model(view, demands)
+        worth = {plan: _worth(known, plan) for plan in view.plans}
+        likely = sorted(worth, key=lambda plan: -worth[plan])[:LIKELY]
+        if view.plan in worth and view.plan not in likely:
+            likely.append(view.plan)
+        found = {plan: MIDDLE * worth[plan] for plan in likely}
+        for far in (-FAR, FAR):
+            other = known.unsure(far)
+            for plan in likely:
+                found[plan] += (1 - MIDDLE) / 2 * _worth(other, plan)
+        return found
 
     def _first(self, view: ClusterView) -> Plan:
         """Before anything is known: equal mixed instances of two GPUs, or as near as can be."""
@@ -158,16 +198,29 @@ class Nitsum(Parallelism):
         """The demand of each tier: what comes, and what waits, spread over the horizon."""
         found = []
         for tier in view.tiers:
-            each = self.watch(tier.priority).demand(view.now_s, float(self.guess_tokens))
-            if tier.priority and view.backlog[tier.priority]:
-                # What waits must be done within the target too.
-                more = max(view.backlog[tier.priority] - each.rate_per_s, 0.0) / tier.ttft_s
+            running = sum(one.running.get(tier.priority, 0) for one in view.instances)
+            watch = self.watch(tier.priority)
+            each = watch.demand(view.now_s, float(self.guess_tokens), running)
+            if tier.priority:
+                # What waits and is not lost yet must be done within the target too.
+                waits = sum(one.queued.get(tier.priority, 0) for one in view.instances)
+                more = max(waits / each.prompt - each.rate_per_s, 0.0) / tier.ttft_s
                 each = each._replace(rate_per_s=each.rate_per_s + 0.5 * more)
             found.append(each)
-        prompts = found[0].rate_per_s * found[0].prompt
-        speed = sum(1 / prompt_token_s(each.cost) for each in view.instances if each.role != "D")
-        self.first_busy = min(prompts / speed, 0.9) if speed else 0.0
+        self.first_busy = self._busy(view, found[0])
+        self.last = {tier.priority: each for tier, each in zip(view.tiers, found, strict=True)}
         return tuple(found)
+
+    def _busy(self, view: ClusterView, first: Demand) -> float:
+        """The share of the time that interactive prompts take where they are computed."""
+        limit_s = self.margin * view.tiers[0].tpot_s
+        context = round(FEW * (first.prompt + first.answer / 2))
+        fronts = [each for each in view.instances if each.role != "D"]
+        # Mixed instances that cannot keep the pace of a few answers are sent none.
+        mine = [each for each in fronts
+                if each.role == "P" or each.cost.seconds([], FEW, context) <= limit_s]  # fmt: skip
+        speed = sum(1 / prompt_token_s(each.cost) for each in mine or fronts)
+        return min(first.rate_per_s * first.prompt / speed, 0.9) if speed else 0.0
 
     def model(self, view: ClusterView, demands: Sequence[Demand]) -> Model:
         """The model of goodput for a demand."""
@@ -278,6 +331,11 @@ class Nitsum(Parallelism):
 
     def yields(self, request: Request, instance: InstanceView) -> bool:
         return request.priority == 0
+
+
+def _worth(model: Model, plan: Plan) -> float:
+    first, late = model.goodput_per_s(plan)
+    return FIRST * first + late
 
 
 __all__ = ["Nitsum"]
