@@ -9,6 +9,7 @@ turn. The number of lanes, and so of inboxes, stays small however long the run i
 from __future__ import annotations
 
 import hashlib
+from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -236,8 +237,8 @@ class Group(Calls):
             )
         if self.size > worker.widest:
             worker.widest = self.size
-        worker.tap("before", kind, tag, _shown(data))
-        line = Line(self, kind, f"c{tag}")
+        worker.tap("before", kind, tag, _shown(data), self)
+        line = (TimedLine if worker.taps_arrays() else Line)(self, kind, f"c{tag}")
         self.busy[tag] = kind
         try:
             result = await body(worker.collective, line)
@@ -256,7 +257,7 @@ class Group(Calls):
             raise
         finally:
             del self.busy[tag]
-        worker.tap("after", kind, tag, _shown(result))
+        worker.tap("after", kind, tag, _shown(result), self)
         return result
 
 
@@ -333,6 +334,27 @@ class Line:
     def _lost(self, rank: int) -> RankLost:
         group = self._group
         return RankLost(rank, group.nodes[rank], self._doing, group.worker.patience_s)
+
+
+class TimedLine(Line):
+    """A line that shows monitors how long each array took to its peer, and among how many."""
+
+    def __init__(self, group: Group, doing: str, tag: str) -> None:
+        super().__init__(group, doing, tag)
+        self._posted: dict[int, deque[tuple[float, int]]] = {}
+
+    def post(self, rank: int, array: Array) -> None:
+        worker = self._group.worker
+        worker.under_way += 1
+        self._posted.setdefault(rank, deque()).append((worker.now, worker.under_way))
+        super().post(rank, array)
+
+    def shipped(self, rank: int, array: Array) -> None:
+        worker, peer = self._group.worker, self._group.nodes[rank]
+        began_s, among = self._posted[rank].popleft()
+        among = max(among, worker.under_way)
+        worker.under_way -= 1
+        worker.tap_array(peer, int(array.nbytes), worker.now - began_s, among)
 
 
 def compact(nodes: Sequence[int]) -> Nodes:

@@ -80,6 +80,7 @@ class Worker(Calls, Node):
     training: Task = Task()
 
     sent_B = 0  # no knobs; a rank has its own from its first byte on
+    under_way = 0  # arrays; counted only where a monitor looks at them
     widest = 0
 
     # -- who and where
@@ -113,8 +114,15 @@ class Worker(Calls, Node):
         """The nodes of the group; a host that knows the cast gives all that run this part."""
         return self.members(self.role)
 
-    def tap(self, phase: str, kind: str, tag: str, data: Any) -> None:
+    def tap(self, phase: str, kind: str, tag: str, data: Any, group: Group | None = None) -> None:
         """Show monitors what goes in and out of a collective; the host of an engine does it."""
+
+    def taps_arrays(self) -> bool:
+        """Whether a monitor wants to know of single arrays; the host of an engine knows."""
+        return False
+
+    def tap_array(self, peer: int, nbytes: int, took_s: float, among: int) -> None:
+        """Show monitors an array that has arrived at a node; the host of an engine does it."""
 
     # -- after a loss
 

@@ -169,12 +169,25 @@ class ProcessEngine:
             await self._boss.attach(loop)
             await self._start_all(spec, loop)
             ended = await self._drive(loop, until_s)
-            seconds = max(self.place.kernel.now_ns(), 0) / 1e9
+            seconds = self._seconds()
             await self._find_stuck(ended, loop)
             await self._boss.stop()
+            self._end_monitors(seconds)
             return self._outcome(ended, seconds)
+        except PartError:
+            self._end_monitors(self._seconds())
+            raise
         finally:
             self.place.close()
+
+    def _seconds(self) -> float:
+        return max(self.place.kernel.now_ns(), 0) / 1e9
+
+    def _end_monitors(self, seconds: float) -> None:
+        """What was tapped has arrived by now; a run that never began has nothing to end."""
+        if self._running:
+            for monitor in self.monitors:
+                monitor.on_end(seconds, {*self.nemesis.down, *self._incarnations})
 
     async def _start_all(self, spec: RunSpec, loop: asyncio.AbstractEventLoop) -> None:
         self._all_ready: asyncio.Future[None] = loop.create_future()

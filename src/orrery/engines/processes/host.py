@@ -12,12 +12,13 @@ from orrery.base.errors import PartError
 from orrery.base.rand import Stream
 from orrery.engines.memory import check_memory
 from orrery.engines.processes.tasks import Deadline, Event, Lock, Queue, Task
-from orrery.parts.monitor import boils_down
+from orrery.parts.monitor import looks_at_arrays, note_array, told_by
 from orrery.parts.node import Peers
 
 if TYPE_CHECKING:
     from orrery.engines.processes.kernel import Kernel
     from orrery.engines.processes.place import Place
+    from orrery.parts.groups import Group
 
 
 class ProcessHost:
@@ -133,17 +134,19 @@ class ProcessHost:
         """All nodes that run the same part."""
         return self._place.spec.fellows(self.id)
 
-    def tap(self, phase: str, kind: str, tag: str, data: Any) -> None:
+    def tap(self, phase: str, kind: str, tag: str, data: Any, group: Group | None = None) -> None:
         """Show every monitor what enters ("before") or leaves ("after") a collective."""
-        for place, monitor in enumerate(self._place.spec.monitors):
-            told = data
-            if boils_down(monitor):
-                memories: dict[Any, Any] = self.__dict__.setdefault("_monitor_memories", {})
-                memory = memories.setdefault(place, {})
-                told = monitor.at_rank(memory, self.now, phase, kind, tag, data)
-                if told is None:
-                    continue
+        monitors = self._place.spec.monitors
+        for place, told in told_by(self, monitors, group, phase, kind, tag, data):
             self._place.tap(self.now, self.id, place, phase, kind, tag, told)
+
+    def taps_arrays(self) -> bool:
+        """Whether a monitor wants to know of single arrays."""
+        return looks_at_arrays(self._place.spec.monitors)
+
+    def tap_array(self, peer: int, nbytes: int, took_s: float, among: int) -> None:
+        """Show monitors an array that has arrived."""
+        note_array(self, self._place.spec.monitors, peer, nbytes, took_s, among)
 
     # -- bulk data
 

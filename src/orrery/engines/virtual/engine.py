@@ -195,6 +195,8 @@ class Engine:
         if self.problem is not None:
             self._start_drive(self.problem)
         ended = self.kernel.run(until_ns)
+        for monitor in self.monitors:
+            monitor.on_end(self.kernel.now / 1e9, {*self.faults.down, *self.incarnations})
         if self.kernel.failure is not None:
             self._raise(*self.kernel.failure)
         if ended == "stopped" and self.drive_ended:

@@ -12,12 +12,13 @@ import numpy as np
 from orrery.base.errors import PartError
 from orrery.engines.memory import check_memory, poured
 from orrery.parts.groups import compact
-from orrery.parts.monitor import boils_down
+from orrery.parts.monitor import looks_at_arrays, note_array, told_by
 from orrery.parts.node import Peers
 from orrery.parts.shapes import work_of
 
 if TYPE_CHECKING:
     from orrery.engines.virtual.engine import Engine
+    from orrery.parts.groups import Group
 
 _classes: dict[tuple[str, bool], type] = {}
 
@@ -131,18 +132,21 @@ class HostMethods:
             bound._fellows = found  # type: ignore[attr-defined]
         return found
 
-    def tap(self, phase: str, kind: str, tag: str, data: Any) -> None:
+    def tap(self, phase: str, kind: str, tag: str, data: Any, group: Group | None = None) -> None:
         """Show every monitor what enters ("before") or leaves ("after") a collective."""
-        for monitor in self._engine.monitors:
-            told = data
-            if boils_down(monitor):
-                memories: dict[Any, Any] = self.__dict__.setdefault("_monitor_memories", {})
-                memory = memories.setdefault(id(monitor), {})
-                told = monitor.at_rank(memory, self.now, phase, kind, tag, data)
-                if told is None:
-                    continue
+        monitors = self._engine.monitors
+        for place, told in told_by(self, monitors, group, phase, kind, tag, data):
+            monitor = monitors[place]
             see = monitor.before_collective if phase == "before" else monitor.after_collective
             see(self.now, self.id, kind, tag, told)
+
+    def taps_arrays(self) -> bool:
+        """Whether a monitor wants to know of single arrays."""
+        return looks_at_arrays(self._engine.monitors)
+
+    def tap_array(self, peer: int, nbytes: int, took_s: float, among: int) -> None:
+        """Show monitors an array that has arrived."""
+        note_array(self, self._engine.monitors, peer, nbytes, took_s, among)
 
     # -- compute
 

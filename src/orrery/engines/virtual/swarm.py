@@ -62,6 +62,7 @@ class SwarmEngine:
         self.hasher = hashlib.blake2b(digest_size=16)
         self.now_ns = 0
         self.alive = np.ones(self.n, dtype=bool)
+        self._crashed = np.zeros(self.n, dtype=bool)
         self._side: npt.NDArray[np.int32] | None = None
         self._extra_drop = 0.0
         self._counts = np.zeros(self.n, dtype=np.uint64)
@@ -111,6 +112,7 @@ class SwarmEngine:
             if isinstance(fault, Crash):
                 nodes = np.asarray(list(self.world.targets(fault)), dtype=np.int64)
                 self.alive[nodes] = not on
+                self._crashed[nodes] = True
                 if not on:
                     self.swarm.revived(nodes)
             elif isinstance(fault, Partition):
@@ -141,6 +143,8 @@ class SwarmEngine:
                 ended = "quiet"
                 break
             window += 1
+        for monitor in self.monitors:
+            monitor.on_end(self.now_ns / 1e9, np.flatnonzero(self._crashed).tolist())
         return self._outcome(ended)
 
     def _dress(self) -> None:

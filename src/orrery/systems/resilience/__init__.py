@@ -17,6 +17,7 @@ _HOMES = {
     "CheckFreq": "orrery.systems.resilience.baselines.check_freq",
     "CheckpointStore": "orrery.systems.resilience.datastates_llm",
     "Checkpointer": "orrery.systems.resilience.problems.checkpointer",
+    "CollectiveDoctor": "orrery.systems.resilience.ccl_d.attached",
     "DataStates": "orrery.systems.resilience.datastates_llm",
     "Detector": "orrery.systems.resilience.problems.detector",
     "DropLate": "orrery.systems.resilience.baselines.drop_late",
@@ -42,6 +43,7 @@ _HOMES = {
     "WaitForAll": "orrery.systems.resilience.baselines.wait_for_all",
     "WatchdogTimeout": "orrery.systems.resilience.baselines.watchdog_timeout",
     "Watcher": "orrery.systems.resilience.problems.watcher",
+    "diagnose": "orrery.systems.resilience.ccl_d.spans",
 }
 
 __all__ = [
@@ -51,6 +53,7 @@ __all__ = [
     "CheckFreq",
     "CheckpointStore",
     "Checkpointer",
+    "CollectiveDoctor",
     "DataStates",
     "Detector",
     "DropLate",
@@ -76,6 +79,7 @@ __all__ = [
     "WaitForAll",
     "WatchdogTimeout",
     "Watcher",
+    "diagnose",
 ]
 
 if TYPE_CHECKING:
@@ -97,6 +101,8 @@ if TYPE_CHECKING:
     from orrery.systems.resilience.baselines.wait_for_all import WaitForAll
     from orrery.systems.resilience.baselines.watchdog_timeout import WatchdogTimeout
     from orrery.systems.resilience.ccl_d import CCLD
+    from orrery.systems.resilience.ccl_d.attached import CollectiveDoctor
+    from orrery.systems.resilience.ccl_d.spans import diagnose
     from orrery.systems.resilience.datastates_llm import (
         CheckpointStore,
         DataStates,

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from orrery.base.codec import encode
-from orrery.base.errors import PartError
-from orrery.parts import Count, Fraction, Positive, rpc
+from orrery.parts import Count, Positive, rpc
 from orrery.systems.resilience.ccl_d.hangs import first_cause, silent
+from orrery.systems.resilience.ccl_d.judging import Judging
 from orrery.systems.resilience.ccl_d.probe import Probe, worst
-from orrery.systems.resilience.ccl_d.slowness import Bounds, cause_of
+from orrery.systems.resilience.ccl_d.slowness import cause_of
 from orrery.systems.resilience.problems.flight import Recorder
 from orrery.systems.resilience.problems.watcher import Beat, Report, Sign, Watcher
 
@@ -19,7 +19,7 @@ __all__ = ["CCLD", "Probe"]
 MOST_SIGNS = 4
 
 
-class CCLD(Watcher):
+class CCLD(Judging, Watcher):
     """Names the rank that makes collective communication hang or crawl, and says why.
 
     After "CCL-D: A High-Precision Diagnostic System for Slow and Hang Anomalies in Large-Scale
@@ -52,7 +52,8 @@ class CCLD(Watcher):
     Differs from the paper: its abstract gives neither records nor rules; both are ours. Times are
     differences of one rank's own clock, so clocks need not agree. One cause is named at a time. A
     rank that skips an operation just where the next one is alike (as in a data group with one
-    all-reduce a step) corrupts silently and is not found. With a dead root nobody reports.
+    all-reduce a step) corrupts silently and is not found. With a dead root nobody reports. The
+    ranks must carry its probe and answer it; `CollectiveDoctor` has the same rules for any run.
 
     >>> CCLD(heartbeat_s=5.0).hang_s
     120.0
@@ -61,27 +62,12 @@ class CCLD(Watcher):
     heartbeat_s: Positive = 10.0
     hang_s: Positive = 120.0
     silent_beats: Count = 3
-    ring: Count = 128
-    learn: Count = 4
-    window: Count = 8
-    confirm: Count = 3
-    far: Positive = 6.0
-    share: Fraction = 0.05
-    least: Positive = 0.25
-    way: Positive = 3.0
-    tight: Positive = 0.1
     calm_s: Positive = 60.0
-    follow: bool = True
 
     # -- at a rank
 
     def recorder_for(self, rank: int, clock: Callable[[], float]) -> Recorder:
-        if self.confirm > self.window:
-            raise PartError(f"confirm={self.confirm} of window={self.window}; give at most as many")
-        return Probe(
-            rank, clock, self.ring, learn=self.learn, window=self.window, confirm=self.confirm,
-            far=self.far, share=self.share, quiet_s=2 * self.heartbeat_s,
-        )  # fmt: skip
+        return self.probe_for(rank, clock, quiet_s=2 * self.heartbeat_s)
 
     def beat_of(self, recorder: Recorder) -> Beat:
         assert isinstance(recorder, Probe)
@@ -158,21 +144,12 @@ class CCLD(Watcher):
         for sign in signs:
             if sign.hint in ("wait", "send") and self._due(sign):
                 found = await cause_of(self, sign, self.bounds())
-                if found is not None and self._sure(sign, found):
+                if found is None:
+                    continue
+                if self.is_sure(found, self.links):
                     return found
+                del self.looked[sign.hint, sign.rank]
         return None
-
-    def _sure(self, sign: Sign, found: Report) -> bool:
-        """A sick NIC may show on one of its ways first, so ways are looked at several times."""
-        if found.ailment not in ("slow_link", "slow_nic"):
-            return True
-        self.links[found.ranks] = self.links.get(found.ranks, 0) + 1
-        del self.looked[sign.hint, sign.rank]
-        return self.links[found.ranks] >= self.confirm
-
-    def bounds(self) -> Bounds:
-        """What counts as slow."""
-        return Bounds(self.window, self.confirm, self.least, self.way, self.tight)
 
     def _due(self, sign: Sign) -> bool:
         """Whether a sign of slowness is to be looked at now; if so, not again for a while."""

@@ -7,17 +7,21 @@ arrays take too long, the slow ways between ranks have one rank in common, or ar
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 
 import msgspec
 
 from orrery.systems.resilience.ccl_d.hangs import Source
 from orrery.systems.resilience.ccl_d.probe import MAD
-from orrery.systems.resilience.problems.flight import NOBODY, Dump
+from orrery.systems.resilience.problems.flight import Dump, Op
 from orrery.systems.resilience.problems.watcher import RING, Ailment, Report, Sign
 
 LEAST_ARRIVALS = 4
+# Who is late for reasons of its own waits at most this part of what its fellows wait.
+LESS = 0.75
+# The part of the time between two operations that a rank was away at least.
+SLIVER = 0.05
 # So many deviations among sound ranks are chance.
 FAR = 3.0
 
@@ -49,17 +53,39 @@ def works(dump: Dump, comm: str) -> dict[tuple[str, int, int], float]:
     return found
 
 
+def absences(dump: Dump, comm: str) -> dict[tuple[str, int, int], float]:
+    """How long a rank stayed away before each operation, since the end of the one before it there.
+
+    Where computing and communicating overlap, a rank is nearly always in some operation, and what
+    it computes outside of all of them tells nothing. A rank that comes again at once has stayed
+    away for a sliver, so that there is something to compare with.
+    """
+    found: dict[tuple[str, int, int], float] = {}
+    before: Op | None = None
+    for op in dump.ring:
+        if op.comm == comm:
+            if before is not None:
+                least_s = SLIVER * (op.enqueued_s - before.enqueued_s)
+                away_s = op.enqueued_s - before.ended_s
+                found[op.kind, op.nbytes, op.seq] = max(away_s, least_s)
+            before = op
+    return found
+
+
 def middle(values: Sequence[float]) -> float:
     """The median; the upper one of two."""
     return sorted(values)[len(values) // 2]
 
 
 Row = dict[int, float]
+Measure = Callable[[Dump, str], dict[tuple[str, int, int], float]]
 
 
-def rows_of(dumps: dict[int, Dump], comm: str) -> dict[tuple[str, int], list[Row]]:
+def rows_of(
+    dumps: dict[int, Dump], comm: str, measure: Measure = works
+) -> dict[tuple[str, int], list[Row]]:
     """By kind of operation, for each in order: what every rank computed before it."""
-    tables = {rank: works(dump, comm) for rank, dump in dumps.items()}
+    tables = {rank: measure(dump, comm) for rank, dump in dumps.items()}
     common = set.intersection(*(set(table) for table in tables.values())) if tables else set()
     found: dict[tuple[str, int], list[Row]] = {}
     for key in sorted(common, key=lambda each: each[2]):
@@ -69,13 +95,13 @@ def rows_of(dumps: dict[int, Dump], comm: str) -> dict[tuple[str, int], list[Row
     return found
 
 
-def ratio(row: Row, rank: int, without: int = NOBODY) -> float:
+def ratio(row: Row, rank: int) -> float:
     """What a rank computed, over what the others did in the middle.
 
     >>> ratio({0: 2.0, 1: 1.0, 2: 1.0}, 0)
     2.0
     """
-    return row[rank] / middle([row[other] for other in row if other not in (rank, without)])
+    return row[rank] / middle([row[other] for other in row if other != rank])
 
 
 def spread_of(table: Sequence[Row], suspect: int) -> float:
@@ -85,10 +111,14 @@ def spread_of(table: Sequence[Row], suspect: int) -> float:
     0.0
     """
     few = len(table[0]) < 3
-    return MAD * middle([
-        abs(ratio(row, rank, NOBODY if few else suspect) - 1.0)
-        for row in table for rank in row if few or rank != suspect
-    ])  # fmt: skip
+    found: list[float] = []
+    for row in table:
+        ranked = sorted(value for rank, value in row.items() if few or rank != suspect)
+        half = (len(ranked) - 1) // 2
+        # What lies in the middle when one is left out: the next one, if it is of the lower half.
+        found += [abs(value / ranked[half + (place <= half)] - 1.0)
+                  for place, value in enumerate(ranked)]  # fmt: skip
+    return MAD * middle(found)
 
 
 class Straggler(msgspec.Struct):
@@ -103,18 +133,65 @@ def straggler(dumps: dict[int, Dump], comm: str, bounds: Bounds) -> Straggler | 
     if len(dumps) < 2:
         return None
     for _, table in sorted(rows_of(dumps, comm).items()):
-        for rank in sorted(dumps):
-            spread = spread_of(table, rank)
-            bound = 1.0 + max(bounds.least, FAR * spread)
-            latest = [ratio(row, rank) for row in table[-bounds.window :]]
-            flags = [each > bound for each in latest]
-            if sum(flags) < (bounds.confirm if spread < bounds.tight else bounds.window - 2):
-                continue
-            sick = [each for each, flag in zip(latest, flags, strict=True) if flag]
-            periodic = regular([place for place, flag in enumerate(flags) if flag])
-            why = f"{comm}: computes {middle(sick):.2f} times as long as its fellows"
-            ailment: Ailment = "periodic_compute" if periodic else "slow_compute"
-            return Straggler(spread, Report(ailment, (rank,), why))
+        found = stands_out(table, f"{comm}: ", bounds)
+        if found is not None:
+            return found
+    return None
+
+
+def _suspects(rows: Sequence[Row], bounds: Bounds) -> list[int]:
+    """The ranks that lie above the least bound often enough: no other can stand out."""
+    often: dict[int, int] = {}
+    for row in rows:
+        # Above it, this is the middle of the others, whichever of the upper half is left out.
+        usual = sorted(row.values())[(len(row) - 1) // 2]
+        for rank, value in row.items():
+            if value > (1.0 + bounds.least) * usual:
+                often[rank] = often.get(rank, 0) + 1
+    enough = min(bounds.confirm, bounds.window - 2)
+    return sorted(rank for rank, count in often.items() if count >= enough)
+
+
+def stands_out(table: Sequence[Row], where: str, bounds: Bounds) -> Straggler | None:
+    """The rank that is behind in the latest rows of one kind, all of which have the same ranks."""
+    for rank in _suspects(table[-bounds.window :], bounds):
+        spread = spread_of(table, rank)
+        bound = 1.0 + max(bounds.least, FAR * spread)
+        latest = [ratio(row, rank) for row in table[-bounds.window :]]
+        flags = [each > bound for each in latest]
+        if sum(flags) < (bounds.confirm if spread < bounds.tight else bounds.window - 2):
+            continue
+        sick = [each for each, flag in zip(latest, flags, strict=True) if flag]
+        periodic = regular([place for place, flag in enumerate(flags) if flag])
+        why = f"{where}computes {middle(sick):.2f} times as long as its fellows"
+        ailment: Ailment = "periodic_compute" if periodic else "slow_compute"
+        return Straggler(spread, Report(ailment, (rank,), why))
+    return None
+
+
+async def latecomer(source: Source, comm: str, rank: int, bounds: Bounds) -> Report | None:
+    """The rank that stays away longer than its fellows, and waits least of all, everywhere.
+
+    For ranks that compute behind their communication. Whoever is late only because it waits for
+    others elsewhere waits as long as they do, and is not blamed.
+    """
+    mine = (await _answered(source, [rank], RING)).get(rank)
+    if mine is None or comm not in mine.comms:
+        return None
+    dumps = await _answered(source, mine.comms[comm], RING)
+    if len(dumps) < 3:
+        return None
+    waits = {each: sum(op.took_s for op in dump.ring[-bounds.window :])
+             for each, dump in dumps.items()}  # fmt: skip
+    for _, table in sorted(rows_of(dumps, comm, absences).items()):
+        found = stands_out(table, f"{comm}: ", bounds)
+        if found is None:
+            continue
+        (late,) = found.report.ranks
+        others = [wait_s for each, wait_s in waits.items() if each != late]
+        if waits[late] < LESS * middle(others):
+            why = found.report.why.replace("computes", "stays away")
+            return Report(found.report.ailment, (late,), why)
     return None
 
 

@@ -124,11 +124,10 @@ class Trainer(Worker):
         """The gradient of the next batch at `self.weights`; takes the time of a step."""
         self._look()
         began_s = self.now
-        sigma = getattr(self.training, "jitter", 0.0)
-        if sigma:
+        factor = self._drawn()
+        if factor != 1.0:
             work = work_of(self.task.grad, (self.weights,))
             found = np.asarray(self.task.grad(self.weights))
-            factor = self.rng.lognormvariate(0.0, sigma)
             await self.compute(spend, factor * (work.flops if work else 0.0))
         else:
             found = await self.compute(self.task.grad, self.weights)
@@ -158,7 +157,7 @@ class Trainer(Worker):
         self._look()
         layers = self.learning.layers()
         work = work_of(self.task.grad, (self.weights,))
-        flops = (work.flops if work else 0.0) / max(self.weights.size, 1)
+        flops = self._drawn() * (work.flops if work else 0.0) / max(self.weights.size, 1)
         waited_s, began_s = 0.0, self.now
         for name, where in layers.items():
             if ready is not None:
@@ -174,6 +173,11 @@ class Trainer(Worker):
                 done(name, where, found[where])
         self._count(began_s + waited_s)
         return found
+
+    def _drawn(self) -> float:
+        """By how much the time of this step differs from the usual: one draw for each step."""
+        sigma = getattr(self.training, "jitter", 0.0)
+        return self.rng.lognormvariate(0.0, sigma) if sigma else 1.0
 
     def _count(self, began_s: float) -> None:
         self.taken += 1
