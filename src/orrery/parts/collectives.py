@@ -37,7 +37,7 @@ class Ranks(Protocol):
     rank: int
     size: int
 
-    def post(self, rank: int, array: Array) -> None:
+    def post(self, rank: int, array: Array) -> object:
         """Send an array to a rank without waiting; leave it unchanged until the call ends."""
 
     def take(self, rank: int) -> Awaitable[Array]:

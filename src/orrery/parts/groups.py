@@ -267,17 +267,20 @@ class Line:
     def __init__(self, group: Group, doing: str, tag: str) -> None:
         self.rank = group.rank
         self.size = group.size
-        self._group = group
+        self.group = group
         self._doing = doing
         self._tag = tag
         self._posts: list[tuple[int, Task, Event]] = []
 
     def _lane(self, number: int) -> str:
-        return f"{self._group.key}/{self._tag}/{number % WINDOW}"
+        return f"{self.group.key}/{self._tag}/{number % WINDOW}"
 
-    def post(self, rank: int, array: Array) -> None:
-        """Send an array to a rank without waiting; leave it unchanged until the call ends."""
-        group, worker = self._group, self._group.worker
+    def post(self, rank: int, array: Array) -> Event:
+        """Send an array to a rank without waiting; leave it unchanged until the call ends.
+
+        Gives the event of its arrival, for those who will not have too much under way.
+        """
+        group, worker = self.group, self.group.worker
         key = (rank, self._tag)
         number = group.sent.get(key, 0)
         group.sent[key] = number + 1
@@ -298,10 +301,11 @@ class Line:
                 arrived.set()
 
         self._posts.append((rank, worker.spawn(ship()), arrived))
+        return arrived
 
     async def take(self, rank: int) -> Array:
         """The next array that a rank posted to this one, in the order of its posts."""
-        group, worker = self._group, self._group.worker
+        group, worker = self.group, self.group.worker
         key = (rank, self._tag)
         number = group.got.get(key, 0)
         try:
@@ -315,13 +319,17 @@ class Line:
     async def flush(self) -> None:
         """Wait until all that was posted has arrived."""
         for rank, _, arrived in self._posts:
-            if arrived.is_set():
-                continue
-            try:
-                async with self._group.worker.deadline(self._group.worker.patience_s):
-                    await arrived.wait()
-            except DeadlineExceeded:
-                raise self._lost(rank) from None
+            await self.arrival(rank, arrived)
+
+    async def arrival(self, rank: int, arrived: Event) -> None:
+        """Wait until one thing that was posted to a rank has arrived, or the rank is lost."""
+        if arrived.is_set():
+            return
+        try:
+            async with self.group.worker.deadline(self.group.worker.patience_s):
+                await arrived.wait()
+        except DeadlineExceeded:
+            raise self._lost(rank) from None
 
     def shipped(self, rank: int, array: Array) -> None:
         """What was posted to a rank has arrived there; for a subclass that watches progress."""
@@ -332,7 +340,7 @@ class Line:
             task.cancel()
 
     def _lost(self, rank: int) -> RankLost:
-        group = self._group
+        group = self.group
         return RankLost(rank, group.nodes[rank], self._doing, group.worker.patience_s)
 
 
@@ -343,14 +351,14 @@ class TimedLine(Line):
         super().__init__(group, doing, tag)
         self._posted: dict[int, deque[tuple[float, int]]] = {}
 
-    def post(self, rank: int, array: Array) -> None:
-        worker = self._group.worker
+    def post(self, rank: int, array: Array) -> Event:
+        worker = self.group.worker
         worker.under_way += 1
         self._posted.setdefault(rank, deque()).append((worker.now, worker.under_way))
-        super().post(rank, array)
+        return super().post(rank, array)
 
     def shipped(self, rank: int, array: Array) -> None:
-        worker, peer = self._group.worker, self._group.nodes[rank]
+        worker, peer = self.group.worker, self.group.nodes[rank]
         began_s, among = self._posted[rank].popleft()
         among = max(among, worker.under_way)
         worker.under_way -= 1

@@ -8,10 +8,9 @@ from collections import deque
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
-from orrery.base.errors import DeadlineExceeded
 from orrery.parts import cost
-from orrery.parts.collectives import Array, Ranks
-from orrery.parts.groups import WINDOW
+from orrery.parts.collectives import Array
+from orrery.parts.groups import WINDOW, Line
 from orrery.systems.collectives.ncclz.selector import Speeds
 from orrery.systems.collectives.problems.compressed_all_reduce import tally_of
 from orrery.world import World
@@ -26,14 +25,14 @@ class Desk:
     """One rank during one call of a collective.
 
     `Ranks` has no arithmetic, as other collectives need none; a coder's time must be the device's,
-    so the desk goes to the rank itself, which the call belongs to.
+    so the desk goes to the line behind them, and to the rank that the call belongs to.
     """
 
     def __init__(
-        self, ranks: Ranks, speeds: Speeds, inside: bool, link_Bps: float = 0.0, slots: int = 0
+        self, ranks: Line, speeds: Speeds, inside: bool, link_Bps: float = 0.0, slots: int = 0
     ) -> None:
-        group: Any = ranks._group  # type: ignore[attr-defined]
-        worker = group.worker
+        group = ranks.group
+        worker: Any = group.worker
         machine = worker.world.machine_of(worker.id)
         self.ranks = ranks
         self.worker = worker
@@ -73,9 +72,7 @@ class Desk:
 
     def post(self, array: Array) -> None:
         """Send an array to the next rank."""
-        line: Any = self.ranks
-        line.post(self.right, array)
-        self._flying.append(line._posts[-1][2])
+        self._flying.append(self.ranks.post(self.right, array))
 
     async def slot(self, size_B: int) -> None:
         """Wait until the next array, of so many bytes, has a slot on the wire.
@@ -90,14 +87,7 @@ class Desk:
             self._slots = 1 + math.ceil(min(cover + 0.5, MOST_SLOTS))
         slots = min(self._slots, MOST_SLOTS)
         while len(self._flying) >= slots:
-            arrived = self._flying.popleft()
-            if arrived.is_set():
-                continue
-            try:
-                async with self.worker.deadline(self.worker.patience_s):
-                    await arrived.wait()
-            except DeadlineExceeded:
-                raise self.ranks._lost(self.right) from None  # type: ignore[attr-defined]
+            await self.ranks.arrival(self.right, self._flying.popleft())
 
     def take(self) -> Awaitable[Array]:
         """The next array from the rank before."""

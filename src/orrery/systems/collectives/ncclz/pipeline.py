@@ -16,6 +16,7 @@ import numpy as np
 from orrery.base.errors import PartError
 from orrery.parts import Count, NonNegative, Positive, Whole
 from orrery.parts.collectives import Array, Combine, Ranks, Ring, part_items
+from orrery.parts.groups import Line
 from orrery.systems.collectives.ncclz.coders import NAMES
 from orrery.systems.collectives.ncclz.desk import Desk
 from orrery.systems.collectives.ncclz.frame import TYPES
@@ -237,6 +238,7 @@ class CodedRing(Ring):
         """A desk and a coding, where values of this kind and operation are coded at all."""
         if ranks.size == 1 or array.dtype not in TYPES or not is_sum(combine):
             return None
+        assert isinstance(ranks, Line)  # what a worker gives its collectives
         desk = Desk(ranks, self.speeds, self.inside, self.link_Bps, self.slots)
         coding = self.coding(desk, array.dtype, crossings, terms or ranks.size)
         return None if coding is None else (desk, coding)

@@ -20,6 +20,7 @@ from orrery.base.errors import PartError
 from orrery.parts import Worker
 from orrery.parts.collectives import Array, combiner
 from orrery.parts.groups import Group, Line
+from orrery.parts.node import Event
 
 NEVER = -1.0
 NOBODY = -1
@@ -214,15 +215,15 @@ class ProbedLine(Line):
         super().__init__(group, kind, tag)
         self._recorder, self._op = recorder, op
 
-    def post(self, rank: int, array: Array) -> None:
-        self._recorder.post(self._op, self._group.nodes[rank])
-        super().post(rank, array)
+    def post(self, rank: int, array: Array) -> Event:
+        self._recorder.post(self._op, self.group.nodes[rank])
+        return super().post(rank, array)
 
     def shipped(self, rank: int, array: Array) -> None:
-        self._recorder.shipped(self._op, self._group.nodes[rank], int(array.nbytes))
+        self._recorder.shipped(self._op, self.group.nodes[rank], int(array.nbytes))
 
     async def take(self, rank: int) -> Array:
-        peer = self._group.nodes[rank]
+        peer = self.group.nodes[rank]
         self._recorder.takes(self._op, peer)
         array = await super().take(rank)
         self._recorder.took(self._op, peer)
