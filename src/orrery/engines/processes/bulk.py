@@ -21,7 +21,7 @@ from orrery.base.errors import CodecError
 from orrery.engines.memory import poured
 from orrery.engines.processes import wire
 from orrery.engines.processes.checksum import Checksum
-from orrery.engines.processes.net import HANDSHAKE_S, MOST_STRANGERS, no_delay, wide
+from orrery.engines.processes.net import GRACE_S, HANDSHAKE_S, MOST_STRANGERS, no_delay, wide
 from orrery.engines.processes.outflow import TRAILER, Outflow
 from orrery.engines.processes.tasks import Call, Queue
 
@@ -262,7 +262,11 @@ class _Receiving(asyncio.BufferedProtocol):
             self._refuse()
             return
         self._transport.write(wire.hello(self._nonce))
-        self._timer = self._bulk.post.kernel.loop.call_later(HANDSHAKE_S, self._refuse)
+        self._timer = self._bulk.post.kernel.loop.call_later(HANDSHAKE_S, self._last_chance)
+
+    def _last_chance(self) -> None:
+        """The time for a proof is up; but this process may have been deaf for most of it."""
+        self._timer = self._bulk.post.kernel.loop.call_later(GRACE_S, self._refuse)
 
     def get_buffer(self, sizehint: int) -> Any:
         return self._target[self._filled :]

@@ -18,6 +18,10 @@ from orrery.engines.processes import wire
 from orrery.engines.processes.spec import Counters, RunSpec
 
 HANDSHAKE_S = 5.0
+# When a process hears again after long work, what has come meanwhile is read in this time.
+GRACE_S = 0.5
+# So often a peer may close a connection without a word before it counts as one of another run.
+MOST_REFUSALS = 3
 BACKOFF_S = (0.01, 0.5)
 MOST_STRANGERS = 128
 # What may wait for a peer that reads slowly or not at all before more is lost.
@@ -141,15 +145,21 @@ class Link:
         """The connection has gone, or is about to."""
 
     async def _open(self) -> None:
-        assert self._address is not None
-        net = self._net
-        opener = Opening(net.loop, net.spec.secret, self._lane, net.group, self._broke)
+        """Open the connection; a peer that listens and does not answer is busy, not gone."""
+        refusals = 0
         try:
-            async with asyncio.timeout(HANDSHAKE_S):
-                await net.loop.create_connection(lambda: opener, *self._address)
-                transport = await opener.welcomed
-        except (OSError, wire.WireError, TimeoutError):
-            opener.abort()
+            while True:
+                try:
+                    transport = await self._shake_hands()
+                    break
+                except TimeoutError:
+                    continue
+                except _Closed:
+                    # Deaf for long, a peer may have given up this connection when it hears again.
+                    refusals += 1
+                    if refusals > MOST_REFUSALS:
+                        raise
+        except (OSError, wire.WireError):
             self._broke()
             return
         finally:
@@ -160,6 +170,18 @@ class Link:
         queue, self._queue, self._queued_B = self._queue, [], 0
         for item in queue:
             self.write(item)
+
+    async def _shake_hands(self) -> Any:
+        assert self._address is not None
+        net = self._net
+        opener = Opening(net.loop, net.spec.secret, self._lane, net.group, self._broke)
+        try:
+            async with asyncio.timeout(HANDSHAKE_S):
+                await net.loop.create_connection(lambda: opener, *self._address)
+                return await opener.welcomed
+        except BaseException:
+            opener.abort()
+            raise
 
     def _broke(self) -> None:
         """The peer is gone: what waited for it is lost, and the next message tries again."""
@@ -178,6 +200,10 @@ class Link:
         if self._transport is not None:
             self._transport.abort()
             self._transport = None
+
+
+class _Closed(ConnectionError):
+    """A peer took a connection and closed it without a word."""
 
 
 class Opening(asyncio.Protocol):
@@ -229,15 +255,21 @@ class Opening(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         if not self.welcomed.done():
-            self.welcomed.set_exception(ConnectionError("closed before the welcome"))
+            self.welcomed.set_exception(_Closed("closed before the welcome"))
         elif not self.welcomed.cancelled() and self.welcomed.exception() is None:
             self._on_broken()
 
     def abort(self) -> None:
+        """Give this connection up; its end is then nobody's business any more."""
+        self._on_broken = _nothing
         if self._transport is not None:
             self._transport.abort()
         if not self.welcomed.done():
             self.welcomed.cancel()
+
+
+def _nothing() -> None:
+    pass
 
 
 class Door(Protocol):
@@ -278,7 +310,11 @@ class Accepting(asyncio.Protocol):
             self._refuse()
             return
         self._transport.write(wire.hello(self._nonce))
-        self._timer = net.loop.call_later(HANDSHAKE_S, self._refuse)
+        self._timer = net.loop.call_later(HANDSHAKE_S, self._last_chance)
+
+    def _last_chance(self) -> None:
+        """The time for a proof is up; but was it the other side that kept us waiting?"""
+        self._timer = self._net.loop.call_later(GRACE_S, self._refuse)
 
     def data_received(self, data: bytes) -> None:
         if self._group < 0:
