@@ -220,7 +220,9 @@ SPLITS = {4: (1.0, 0.75), 7: (1.0, 5 / 7)}
 
 
 @pytest.mark.works_when("quantas2", 3)
-@pytest.mark.parametrize(("n", "nodes"), [(4, [0]), (7, [0, 1])])
+@pytest.mark.parametrize(
+    ("n", "nodes"), [(4, [0]), pytest.param(7, [0, 1], marks=pytest.mark.slow)]
+)
 def test_f_equivocators_never_split_pbft(n, nodes):
     broken, kinds, changed = equivocate(n, nodes, SPLITS[n], range(200))
     assert (broken, kinds) == (0, set())

@@ -412,6 +412,7 @@ class Change:
         return cost - self.after.cost_per_h >= switch_usd * more - 1e-4
 
 
+@pytest.mark.slow
 @pytest.mark.works_when("coral", 5)
 def test_a_vanished_type_stops_others_only_where_that_pays():
     stopped = {}

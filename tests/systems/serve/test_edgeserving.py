@@ -67,7 +67,9 @@ def mean(part, mix, load, name, seconds=SHORT_S, **more):
 
 
 @pytest.mark.works_when("edgeserving", 1)
-@pytest.mark.parametrize("name", THREE)
+@pytest.mark.parametrize(
+    "name", [pytest.param(each, marks=[pytest.mark.slow] * (each == "glyphs")) for each in THREE]
+)
 def test_real_networks_learn_and_deeper_exits_are_slower_and_better(name):
     network, data = trained(name)
     right = accuracies(network, data)

@@ -189,7 +189,7 @@ def leads(nodes, **knobs):
     ("nodes", "model", "tokens"),
     [
         (("H100-SXM",) * 2 + ("A100-80-SXM",) * 2, "Llama-3.2-3B", 1 << 18),
-        (FOUR, "Llama-3.1-8B", 1 << 20),
+        pytest.param(FOUR, "Llama-3.1-8B", 1 << 20, marks=pytest.mark.slow),
     ],
     ids=["two models", "four models"],
 )

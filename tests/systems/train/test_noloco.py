@@ -113,8 +113,9 @@ def test_the_spread_is_bounded_shrinks_with_the_rate_and_grows_without_the_coupl
 @pytest.mark.works_when("noloco", 3)
 @pytest.mark.parametrize(
     ("ranks", "momentum", "coupling"),
-    [(8, 0.5, 0.5), pytest.param(6, 0.2, 0.9, marks=pytest.mark.slow)],
+    [(8, 0.5, 0.5), (6, 0.2, 0.9)],
 )
+@pytest.mark.slow
 def test_the_stationary_spread_is_that_of_the_linear_recursion(ranks, momentum, coupling):
     every, steps = 5, 400
     task = Quadratic(numbers=60, condition=4.0, spread=0.0, noise=0.5, rate=0.2)
