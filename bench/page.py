@@ -17,10 +17,10 @@ from typing import Any
 import numpy as np
 
 from orrery import World
+from orrery.base.plain import encode_json
 from orrery.lab import folding, lanes, playback, tracks
 from orrery.lab.discover import ask_problem, load
 from orrery.lab.playground import Playground
-from orrery.page.data import encode
 from orrery.world import worlds
 
 NODES, MESSAGES, CRASHES, TIMES = 100_000, 1_000_000, 3_000, 5
@@ -76,7 +76,7 @@ def views(index: folding.Index) -> list[dict[str, Any]]:
             times.append(seconds)
         rows.append({
             "view": name, "cpu_s": round(statistics.median(times), 4),
-            "json_B": len(encode(answer)), "messages": answer["messages"],
+            "json_B": len(encode_json(answer)), "messages": answer["messages"],
             "folded": answer["folded"],
         })  # fmt: skip
     return rows
@@ -109,7 +109,7 @@ def real(nodes: int) -> dict[str, Any]:
     return {
         "nodes": nodes, "messages": len(index), "run_cpu_s": round(run_s, 2),
         "index_cpu_s": round(index_s, 2), "tracks_cpu_s": round(tracks_s, 2),
-        "view_cpu_s": round(view_s, 4), "json_B": len(encode(answer)),
+        "view_cpu_s": round(view_s, 4), "json_B": len(encode_json(answer)),
     }  # fmt: skip
 
 

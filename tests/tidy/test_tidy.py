@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import importlib.util
 import re
 import tomllib
 from pathlib import Path
@@ -96,3 +97,21 @@ def test_versions_agree():
 
     declared = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
     assert orrery.__version__ == declared
+
+
+def test_benchmarks_and_examples_import_what_exists():
+    """Nobody runs them with the tests, so a name that has moved would be missed there."""
+    for path in sorted([*(ROOT / "bench").rglob("*.py"), *(ROOT / "examples").rglob("*.py")]):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if (
+                not isinstance(node, ast.ImportFrom)
+                or (node.module or "").split(".")[0] != "orrery"
+            ):
+                continue
+            home = importlib.import_module(node.module)
+            for alias in node.names:
+                there = hasattr(home, alias.name)
+                if not there and hasattr(home, "__path__"):
+                    there = importlib.util.find_spec(f"{node.module}.{alias.name}") is not None
+                where = f"{path.relative_to(ROOT)}:{node.lineno}"
+                assert there, f"{where}: {node.module} has no {alias.name}"
