@@ -589,3 +589,11 @@ class Relay(Node):
 def test_in_rounds_an_answer_takes_a_round_of_its_own(kernel):
     done = run(Relay(), world=World.rounds(3), kernel=kernel)
     assert [round(r.time_s) for r in done.records] == [1, 2, 3, 4, 5]
+
+
+def test_a_start_that_would_never_be_awaited_is_refused_by_name():
+    with pytest.raises(PartError, match=r"Late\.start is async.*write `def start`"):
+
+        class Late(Node):
+            async def start(self):
+                self.state = 1

@@ -8,6 +8,8 @@ import pytest
 from orrery import Node, Problem, Worker, World, rpc, run
 from orrery.base.errors import WorldError
 from orrery.engines.virtual import kernel as kernels
+from orrery.parts import cost
+from orrery.world import Straggler
 from orrery.world.processors import Bend, Cost, Processors
 
 MS = 1e-3
@@ -207,3 +209,55 @@ def test_the_driver_hears_what_nodes_emit_and_is_busy_meanwhile():
     quiet, heard = world(3, cores=8), world(3, cores=8, hear=Cost(fixed_s=MS))
     assert run(Loud(), problem=AskAll(), world=quiet).metrics["last_s"] == 0.0
     assert run(Loud(), problem=AskAll(), world=heard).metrics["last_s"] == pytest.approx(3 * MS)
+
+
+class Grinder(Worker):
+    """Computes for a second, and says when that was over."""
+
+    async def main(self):
+        await self.compute(grind)
+        self.emit(ended_s=self.now)
+
+    @rpc
+    async def hear(self) -> float:
+        return self.now
+
+
+@cost(bytes=1e9)
+def grind():
+    return 0
+
+
+def grinders(cores, **costs):
+    """A world in which `grind` takes a second of a core."""
+    one = world(3, cores=cores, **costs)
+    slow = one.machine_of(0).replace(memory_Bps=1e9, accelerators=())
+    return one.replace(machines={"slow": slow}, groups=(one.groups[0].replace(machine="slow"),))
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize(("cores", "ends_s"), [(1, [1, 2, 3]), (2, [1, 1, 2]), (3, [1, 1, 1])])
+def test_what_nodes_compute_waits_for_the_cores(kernel, cores, ends_s):
+    made = run(Grinder(), world=grinders(cores), kernel=kernel)
+    assert sorted(r.values["ended_s"] for r in made.records) == pytest.approx(ends_s)
+
+
+def test_a_message_waits_for_a_node_that_computes():
+    class AskOne(Problem):
+        async def drive(self, driver):
+            return await driver.ask(0, Grinder.hear)
+
+        def measure(self, outcome):
+            return {"heard_s": outcome.driven}
+
+    busy = grinders(3, receive=Cost(fixed_s=MS))
+    made = run(Grinder(), problem=AskOne(), world=busy)
+    assert made.metrics["heard_s"] == pytest.approx(1.0 + MS)
+
+
+def test_a_straggler_waits_beside_the_core():
+    # The first node is done after four seconds, of which it held the core for one.
+    slow = grinders(1).with_faults(Straggler(node=0, factor=4.0, p=1.0))
+    made = run(Grinder(), world=slow)
+    ends_s = {r.node: r.values["ended_s"] for r in made.records}
+    assert ends_s == pytest.approx({0: 4.0, 1: 2.0, 2: 3.0})

@@ -7,6 +7,7 @@ same code runs in virtual time and on real sockets with no line changed.
 
 from __future__ import annotations
 
+import inspect
 import itertools
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, Protocol, TypeVar
@@ -97,6 +98,14 @@ class Node(Part):
     """
 
     tolerates: ClassVar[tuple[str, ...]] = ()
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        if inspect.iscoroutinefunction(cls.__dict__.get("start")):
+            raise PartError(
+                f"{cls.__name__}.start is async, but nothing waits for it; write `def start`, and "
+                "do what has to wait in `main`"
+            )
 
     # -- what a subclass writes
 

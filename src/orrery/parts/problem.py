@@ -7,6 +7,7 @@ violations in what was recorded, `measure` gives the metrics.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
@@ -20,6 +21,9 @@ from orrery.parts.node import Node
 if TYPE_CHECKING:
     from orrery.world import World
 
+# How long a node that has just come back is given to answer before it is asked again, and the
+# shortest wait for an answer.
+RETURNED_S, LEAST_S = 1.0, 1e-6
 Kind = Literal["measured", "modelled", "published"]
 
 
@@ -78,7 +82,8 @@ class Driver(Node):
     """The node outside the world on which a problem's workload runs; no fault reaches it.
 
     It has all that a `Node` has, and `nodes` (the ids in the world) and `part` (the part under
-    test, for problems that call a part directly). `alive(node)` tells what a fault has taken.
+    test, for problems that call a part directly). `alive(node)` tells what a fault has taken,
+    `absences(node)` when crashes do (from, until) in this run, inf for what never comes back.
     """
 
     if TYPE_CHECKING:
@@ -88,19 +93,34 @@ class Driver(Node):
         @property
         def part(self) -> Any: ...
         def alive(self, node: int) -> bool: ...
+        def absences(self, node: int) -> list[tuple[float, float]]: ...
 
     async def until_all(self, method: Callable[..., Any], ask_s: float) -> None:
-        """Wait until every node has answered `method`, or is gone; asks anew after `ask_s`."""
+        """Wait until every node has answered `method`, or is gone for good.
+
+        A node that comes back is asked anew, as what it was asked before is lost; so is one that
+        was silent for `ask_s`.
+        """
         await self.all(*(self._until(node, method, ask_s) for node in self.nodes))
 
     async def _until(self, node: int, method: Callable[..., Any], ask_s: float) -> None:
-        while self.alive(node):
+        away = [*self.absences(node), (math.inf, math.inf)]
+        patience_s = ask_s
+        while True:
+            begin_s, end_s = next(one for one in away if one[1] > self.now or one[1] == math.inf)
+            if begin_s <= self.now:
+                if end_s == math.inf:
+                    return
+                await self.sleep(end_s - self.now)
+                # A real process needs a while before it hears anything.
+                patience_s = min(ask_s, RETURNED_S)
+                continue
             try:
-                async with self.deadline(ask_s):
+                async with self.deadline(max(min(patience_s, begin_s - self.now), LEAST_S)):
                     await self.ask(node, method)
                 return
             except DeadlineExceeded:
-                continue
+                patience_s = min(ask_s, 2 * patience_s)
 
 
 class Problem(Part):

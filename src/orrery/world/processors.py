@@ -2,7 +2,8 @@
 
 A world of machines has no need of this: there a message costs the network's time. On one machine
 with few cores the network is memory, and nearly all of the time is processor time at both ends.
-`orrery calibrate` measures these figures; the virtual engine makes nodes wait for the cores.
+`orrery calibrate` measures these figures; the virtual engine makes nodes wait for the cores, also
+for what they compute at a price on their CPU (`compute`).
 """
 
 from __future__ import annotations

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -13,7 +14,7 @@ import numpy.typing as npt
 
 from orrery.base.errors import FaultError, SpecError, did_you_mean
 from orrery.base.rand import Stream
-from orrery.world.faults import KINDS, Crash, DeviceLoss, DomainLoss, Fault, Partition
+from orrery.world.faults import KINDS, Crash, DeviceLoss, DomainLoss, Fault, Partition, SpotReclaim
 from orrery.world.generators import GENERATORS, _Generator
 from orrery.world.spec import brief, build, field_names, to_data
 
@@ -117,6 +118,27 @@ def check_against(world: World, fault: Fault, path: str) -> None:
             if fault.device >= have:
                 problem = f"node {node} has {have} accelerators, not number {fault.device}"
                 raise FaultError(f"{path}.device", problem, "name one that it has")
+
+
+def absences(faults: Iterable[Fault], node: int) -> list[tuple[float, float]]:
+    """When a node is away (from, until) by a schedule's crashes, in order and apart.
+
+    >>> absences([Crash(node=1, at_s=2.0, until_s=5.0), Crash(node=1, at_s=4.0)], 1)
+    [(2.0, inf)]
+    """
+    gone = sorted(
+        (fault.at_s, math.inf if fault.until_s is None else fault.until_s)
+        for fault in faults
+        if isinstance(fault, (Crash, SpotReclaim))
+        and node in (fault.node if isinstance(fault.node, tuple) else (fault.node,))
+    )
+    apart: list[tuple[float, float]] = []
+    for begin, end in gone:
+        if apart and begin <= apart[-1][1]:
+            begin, before = apart.pop()
+            end = max(end, before)
+        apart.append((begin, end))
+    return apart
 
 
 def targets(world: World, fault: Fault, stream: Stream | None = None) -> tuple[int, ...]:

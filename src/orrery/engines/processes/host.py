@@ -14,6 +14,7 @@ from orrery.engines.memory import check_memory
 from orrery.engines.processes.tasks import Deadline, Event, Lock, Queue, Task
 from orrery.parts.monitor import looks_at_arrays, note_array, told_by
 from orrery.parts.node import Peers
+from orrery.world.schedule import absences
 
 if TYPE_CHECKING:
     from orrery.engines.processes.kernel import Kernel
@@ -216,3 +217,6 @@ class ProcessHost:
 
     def alive(self, node: int) -> bool:
         return self._place.is_alive(node)
+
+    def absences(self, node: int) -> list[tuple[float, float]]:
+        return absences(self._place.spec.faults, node)

@@ -14,7 +14,7 @@ machine that a `SpotReclaim` took costs nothing until it comes back.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any
 
 from orrery.base.errors import OrreryError, PartError, PlatformLacks, did_you_mean
@@ -181,6 +181,8 @@ class Devices:
         self._health: dict[int, Health] = {}
         self._bill = Bill(engine, self._all_busy)
         self._busy_s: dict[tuple[int, int], float] = {}
+        # Where nodes share processors: waits until the node has one for so many seconds.
+        self.turn: Callable[[int, float], Awaitable[None]] | None = None
         # What was computed with a figure that is not published: "fp8 on V100 as fp16" -> times.
         self.substituted: dict[str, int] = {}
 
@@ -194,13 +196,15 @@ class Devices:
             raise PartError(f"compute(share={share!r}): give a part of the device in (0, 1]")
         machine = self._engine.world.machine_of(index)
         which = self._pick(index, machine, device)
-        seconds = self._seconds(machine, which, work)
+        seconds = busy_s = self._seconds(machine, which, work)
         health = self._health.get(index)
         for chance, factor in health.stragglers if health else ():
             if chance.hits():
                 seconds *= factor
         if seconds <= 0.0:
             return
+        if self.turn is not None and which == CPU:
+            await self.turn(index, busy_s)
         on = self._device(index, which)
         job = _Job(seconds, share, self._engine.kernel_module.Event(self._engine.kernel))
         on.start(job)

@@ -87,9 +87,9 @@ class Engine:
         self.flows = net.Transfers(self)
         self.clocks = Clocks(world, seed)
         self.disks = Disks(self)
+        self.devices = Devices(self)
         processors.install(self)
         self.store = Store(self)
-        self.devices = Devices(self)
         self.together = Together()
         self.faults = Faults(self)
         self._classes: dict[int, type] = {}

@@ -15,6 +15,7 @@ from orrery.parts.groups import compact
 from orrery.parts.monitor import looks_at_arrays, note_array, told_by
 from orrery.parts.node import Peers
 from orrery.parts.shapes import work_of
+from orrery.world.schedule import absences
 
 if TYPE_CHECKING:
     from orrery.engines.virtual.engine import Engine
@@ -195,3 +196,6 @@ class DriverMethods(HostMethods):
 
     def alive(self, node: int) -> bool:
         return bool(self._engine.kernel.state[node])
+
+    def absences(self, node: int) -> list[tuple[float, float]]:
+        return absences([effect.fault for effect in self._engine.faults.effects], node)

@@ -30,6 +30,7 @@ def install(engine: Engine) -> None:
     engine.kernel.on_emit = partial(_emit, engine, cores)
     engine.flows = ChargedTransfers(engine, cores)
     engine.disks = ChargedDisks(engine, cores)
+    engine.devices.turn = cores.turn
 
 
 class SharedCores:
@@ -66,11 +67,18 @@ class SharedCores:
         Work `beside` is done by another thread of the node, so it waits for a core alone. Work
         that `wakes` its node costs more where the node was idle.
         """
-        start_ns, free_ns = int(self._kernel.now), self._node_free_ns.get(host, 0)
-        woken_s = self.spec.wake_s if wakes and free_ns <= start_ns else 0.0
+        woken_s = self.spec.wake_s if wakes and self._idle(host) else 0.0
         took_ns = to_ns(sum(cost.seconds(size_B) for cost in costs) + woken_s)
+        return self._hold(host, took_ns, beside)
+
+    def _idle(self, host: int) -> bool:
+        return self._node_free_ns.get(host, 0) <= int(self._kernel.now)
+
+    def _hold(self, host: int, took_ns: int, beside: bool = False) -> int:
+        """Keep a core, and the node, from when both are free; the time of the end."""
+        start_ns = int(self._kernel.now)
         if not beside:
-            start_ns = max(start_ns, free_ns)
+            start_ns = max(start_ns, self._node_free_ns.get(host, 0))
         if took_ns:
             core, start_ns = self._find_core(start_ns)
             self._core_free_ns[core] = start_ns + took_ns
@@ -101,6 +109,11 @@ class SharedCores:
         start_ns = max(now, self._device_free_ns)
         self._device_free_ns = start_ns + to_ns(size_B / self.spec.flush_Bps)
         return self._device_free_ns
+
+    async def turn(self, host: int, seconds: float) -> None:
+        """Wait until a node may compute for so long on a core; messages to it wait meanwhile."""
+        took_ns = to_ns(seconds)
+        await self.until(host, self._hold(host, took_ns) - took_ns)
 
     async def until(self, host: int, end_ns: int) -> None:
         """Let the running task of a node sleep until then."""
