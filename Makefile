@@ -5,6 +5,9 @@ PY := $(VENV)/bin/python
 ORRERY := $(VENV)/bin/orrery
 STAMP := $(VENV)/.installed
 export OMP_NUM_THREADS := 1
+# Modules are compiled once and kept, whatever the machine's settings say: the tests start hundreds
+# of short processes, which would compile what they import each time.
+export PYTHONDONTWRITEBYTECODE :=
 # Real traces and engine runs, where this machine has them; tests that need them skip by name.
 ifneq ($(wildcard ../shared/data),)
 export ORRERY_DATA ?= $(abspath ../shared/data)

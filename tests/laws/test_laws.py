@@ -23,7 +23,7 @@ SHAPES = {
 
 
 def part_and_problem(entry):
-    part = discover.load(entry.id)()
+    part = discover.load_entry(entry)()  # that it does not leak is one of the laws
     return part, problem_class(entry.problem)() if entry.problem else None
 
 

@@ -251,12 +251,34 @@ def load(id: str, *, lint: bool = True) -> type:
 
     A part whose source leaks is refused; `lint=False` is for those who look for leaks themselves.
     """
-    found = _load_by_path(id) if ":" in id else load_entry(find(id))
+    found = _load_by_path(id) if ":" in id else _load_by_id(id)
     if lint:
         from orrery.lab.leaks import refuse
 
         refuse(found)
     return found
+
+
+# Built entries that were loaded by id, with the size and time of their stems.
+_loaded: dict[str, tuple[tuple[int, int], Entry]] = {}
+
+
+def _load_by_id(id: str) -> type:
+    """A sweep loads the same few ids over and over: then only the one stem is looked at."""
+    stamp, entry = _loaded.get(id, (None, None))
+    if entry is None or _stamp(entry.path) != stamp:
+        entry = find(id)
+        if entry.built:
+            _loaded[id] = (_stamp(entry.path), entry)
+    return load_entry(entry)
+
+
+def _stamp(path: str) -> tuple[int, int]:
+    try:
+        stat = os.stat(path)
+    except OSError:
+        return (-1, -1)
+    return stat.st_size, stat.st_mtime_ns
 
 
 def load_entry(entry: Entry) -> type:

@@ -9,6 +9,7 @@ equal, among them one in wire mode, and names the first event that is not.
 from __future__ import annotations
 
 import ast
+import functools
 import inspect
 import sys
 from collections.abc import Iterable, Iterator
@@ -94,15 +95,21 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
 
 def lint(subject: Any) -> list[Finding]:
     """The leaks that can be read off the source of a part, a class, a module or a .py file."""
-    path, text = _source(subject)
+    return list(_lint_text(*_source(subject)))
+
+
+@functools.lru_cache(maxsize=1024)
+def _lint_text(path: str, text: str) -> tuple[Finding, ...]:
+    """Kept, as many parts share the modules that they reach."""
     try:
         tree = ast.parse(text, filename=path)
     except (SyntaxError, ValueError, RecursionError) as failure:
         raise UsageError(f"{path}: is not Python: {failure}") from None
-    reader = _Reader(path, tree)
+    nodes = list(ast.walk(tree))
+    reader = _Reader(path, nodes)
     reader.visit(tree)
-    found = [*reader.found, *_shared_state(path, tree)]
-    return sorted(set(found), key=lambda each: (each.path, each.line, each.what))
+    found = {*reader.found, *_shared_state(path, nodes)}
+    return tuple(sorted(found, key=lambda each: (each.path, each.line, each.what)))
 
 
 def lint_all(subject: Any) -> list[Finding]:
@@ -150,12 +157,12 @@ def _source(subject: Any) -> tuple[str, str]:
 class _Reader(ast.NodeVisitor):
     """Walks a module, keeps what each name means, and notes what must not be used."""
 
-    def __init__(self, path: str, tree: ast.Module) -> None:
+    def __init__(self, path: str, nodes: list[ast.AST]) -> None:
         self.path = path
         self.found: list[Finding] = []
         self.names: dict[str, str] = {}
-        self.sets: dict[str, str] = dict(_set_names(tree))
-        for node in ast.walk(tree):
+        self.sets: dict[str, str] = dict(_set_names(nodes))
+        for node in nodes:
             if isinstance(node, ast.Import):
                 for each in node.names:
                     top = each.name.partition(".")[0]
@@ -163,7 +170,7 @@ class _Reader(ast.NodeVisitor):
             elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
                 for each in node.names:
                     self.names[each.asname or each.name] = f"{node.module}.{each.name}"
-        self.own = {node.name for node in ast.walk(tree)
+        self.own = {node.name for node in nodes
                     if isinstance(node, ast.FunctionDef | ast.ClassDef)}  # fmt: skip
 
     def note(self, node: ast.AST, what: str, fix: str, level: str = "leak") -> None:
@@ -272,9 +279,9 @@ def _is_number(args: list[ast.expr]) -> bool:
     return bool(args) and isinstance(args[0], ast.Constant) and isinstance(args[0].value, int)
 
 
-def _set_names(tree: ast.Module) -> Iterator[tuple[str, str]]:
+def _set_names(nodes: list[ast.AST]) -> Iterator[tuple[str, str]]:
     """Names (`x`, `self.x`) that hold sets, with the type of their elements where it is told."""
-    for node in ast.walk(tree):
+    for node in nodes:
         if isinstance(node, ast.AnnAssign):
             kind = _annotated_set(node.annotation)
             if kind:
@@ -321,9 +328,9 @@ def _element_kind(elements: Iterable[ast.expr]) -> str:
     return kinds.pop() if len(kinds) == 1 else "?"
 
 
-def _shared_state(path: str, tree: ast.Module) -> Iterator[Finding]:
+def _shared_state(path: str, nodes: list[ast.AST]) -> Iterator[Finding]:
     """Class attributes that all nodes share and that a method changes in place."""
-    for cls in (node for node in ast.walk(tree) if isinstance(node, ast.ClassDef)):
+    for cls in (node for node in nodes if isinstance(node, ast.ClassDef)):
         shared = dict(_mutable_attributes(cls))
         if not shared:
             continue

@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import math
 import re
+import sys
 from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
@@ -176,6 +177,10 @@ def question(id: str) -> Question:
     raise UsageError(f"no problem {id!r}; {did_you_mean(id, [q.id for q in known])}")
 
 
+# What was asked for by id and is imported: it stays what it is, so no file is looked at again.
+_asked: dict[str, Question] = {}
+
+
 def problem_class(id: str) -> type[Problem]:
     """The class of a problem; imports its module only. `module:Class` is taken too."""
     from orrery.lab.discover import _import, load
@@ -184,7 +189,9 @@ def problem_class(id: str) -> type[Problem]:
     if ":" in id:
         cls: Any = load(id)
     else:
-        one = question(id)
+        one = _asked.get(id)
+        if one is None or one.module not in sys.modules:
+            one = _asked[id] = question(id)
         cls = getattr(_import(one.module), one.name, None)
     if not (isinstance(cls, type) and issubclass(cls, Problem)):
         raise PartError(f"{id} is not a problem: it does not inherit from Problem")

@@ -13,10 +13,10 @@ import math
 from collections.abc import Iterator
 
 import numpy as np
-import numpy.typing as npt
 
 from orrery.base.errors import KnobError
 from orrery.models.attention import BACKWARD_FLOPS, FORWARD_FLOPS
+from orrery.systems.train.problems.layer_attention import LayerJob
 from orrery.systems.train.problems.split_costs import Cluster, Floats, Ints, combine
 from orrery.systems.train.problems.splits import Groups, Split
 
@@ -39,17 +39,20 @@ def optimum(cluster: Cluster, units: int, below_s: float = math.inf) -> tuple[fl
     rows = compositions(units, size) * (job.tokens / units)
     best_s, best = below_s, None
     for groups in partitions(size):
+        bound = Bound(cluster, groups, rows)
         for heads in _heads(cluster, groups, best_s):
-            cases = rows[_could_beat(cluster, groups, heads, rows, best_s)]
+            cases = rows[bound.least_s(heads) < best_s]
+            if len(cases):
+                # Memory does not depend on the order of the ring.
+                use_B = cluster.model(groups, heads).memory(cases)
+                cases = cases[(use_B <= cluster.room_B).all(axis=1)]
             if len(cases):
                 cases = cases[_without_ring(cluster, groups, heads, cases) < best_s]
             if not len(cases):
                 continue
             for order in itertools.permutations(groups[1:]):
                 ring = (groups[0], *order)
-                model = cluster.model(ring, heads)
-                fits = (model.memory(cases) <= cluster.room_B).all(axis=1)
-                times = np.where(fits, model.times(cases).max(axis=1), np.inf)
+                times = cluster.model(ring, heads).times(cases).max(axis=1)
                 at = int(times.argmin())
                 if times[at] < best_s:
                     best_s = float(times[at])
@@ -87,14 +90,22 @@ def compositions(total: int, parts: int) -> Ints:
     return np.diff(np.hstack([np.full((len(table), 1), -1), table, ends]), axis=1) - 1
 
 
+def _pair_flops(job: LayerJob) -> float:
+    """The flops of attention for a row and a head, in all passes."""
+    seen = (job.tokens + 1) / 2 if job.causal else job.tokens
+    return (_again(job) * FORWARD_FLOPS + BACKWARD_FLOPS) * seen * job.head_dim
+
+
+def _again(job: LayerJob) -> float:
+    """How often a step goes forwards."""
+    return 2.0 if job.recompute else 1.0
+
+
 def _slopes(cluster: Cluster, group: tuple[int, ...], heads: Ints) -> Floats:
     """The least seconds that a row costs a group, for each count of heads, without transfers."""
     job, here = cluster.job, list(group)
-    again = 2.0 if job.recompute else 1.0
-    matrices = (again + 2) * job.linear_flops / cluster.rate[here].sum()
-    seen = (job.tokens + 1) / 2 if job.causal else job.tokens
-    pair_flops = (again * FORWARD_FLOPS + BACKWARD_FLOPS) * seen * job.head_dim
-    return np.asarray(matrices + pair_flops * (heads / cluster.rate[here]).max(axis=1))
+    matrices = (_again(job) + 2) * job.linear_flops / cluster.rate[here].sum()
+    return np.asarray(matrices + _pair_flops(job) * (heads / cluster.rate[here]).max(axis=1))
 
 
 def _heads(cluster: Cluster, groups: Groups, best_s: float) -> Iterator[tuple[int, ...]]:
@@ -112,23 +123,26 @@ def _heads(cluster: Cluster, groups: Groups, best_s: float) -> Iterator[tuple[in
         yield tuple(found)
 
 
-def _could_beat(
-    cluster: Cluster, groups: Groups, heads: tuple[int, ...], rows: Floats, best_s: float
-) -> npt.NDArray[np.bool_]:
-    """Which counts of rows could be faster than the best so far, as no transfer takes time."""
-    job = cluster.job
-    again = 2.0 if job.recompute else 1.0
-    seen = (job.tokens + 1) / 2 if job.causal else job.tokens
-    pair_flops = (again * FORWARD_FLOPS + BACKWARD_FLOPS) * seen * job.head_dim
-    least = np.zeros(len(rows))
-    for group in groups:
-        here = list(group)
-        held = rows[:, here].sum(axis=1)
-        matrices = (rows[:, here] / cluster.rate[here]).max(axis=1)
-        slowest = max(heads[rank] / cluster.rate[rank] for rank in group)
-        took = (again + 2) * job.linear_flops * matrices + pair_flops * slowest * held
-        least = np.maximum(least, took)
-    return np.asarray(least < best_s)
+class Bound:
+    """How fast a grouping could be for each count of rows, if no transfer took time."""
+
+    def __init__(self, cluster: Cluster, groups: Groups, rows: Floats) -> None:
+        job, rate = cluster.job, cluster.rate
+        self._groups, self._rate = groups, rate
+        members = [list(group) for group in groups]
+        spent = (_again(job) + 2) * job.linear_flops / rate
+        self._matrices_s = [(rows[:, here] * spent[here]).max(axis=1) for here in members]
+        self._pair_flops = [_pair_flops(job) * rows[:, here].sum(axis=1) for here in members]
+
+    def least_s(self, heads: tuple[int, ...]) -> Floats:
+        """For each count of rows, with these heads: the slowest group's arithmetic."""
+        least = np.zeros(len(self._matrices_s[0]))
+        for group, matrices_s, flops in zip(
+            self._groups, self._matrices_s, self._pair_flops, strict=True
+        ):
+            slowest = max(heads[rank] / self._rate[rank] for rank in group)
+            np.maximum(least, matrices_s + slowest * flops, out=least)
+        return least
 
 
 def _without_ring(
@@ -136,8 +150,7 @@ def _without_ring(
 ) -> Floats:
     """The time if K and V were everywhere: the same for every order of the ring."""
     model = cluster.model(groups, heads)
-    parts, none = model.parts(cases), np.zeros((1, 1))
-    return combine(parts._replace(ring_forward=none, ring_backward=none), model.again).max(axis=1)
+    return combine(model.parts(cases, ring=False), model.again).max(axis=1)
 
 
 __all__ = ["compositions", "optimum", "partitions"]

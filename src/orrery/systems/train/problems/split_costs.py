@@ -129,12 +129,15 @@ class Traffic:
         np.maximum.at(self.latency_s, of, cluster.latency_s[ends[:, 0], ends[:, 1]])
 
     def seconds(self, sizes_B: Floats) -> Floats:
-        """For each case and group: until the last of its transfers is through."""
-        made = np.zeros((len(sizes_B), self.groups))
+        """By group and case: until the last transfer of the group is through.
+
+        `sizes_B` are by transfer and case: sums over the first axis go along the memory.
+        """
+        made = np.zeros((self.groups, sizes_B.shape[1]))
         if len(self.by_link):
-            load_s = np.add.reduceat(sizes_B[:, self.by_link], self.first, axis=1) / self.capacity
-            slowest = np.maximum.reduceat(load_s[:, self.links_of], self.owner_first, axis=1)
-            made[:, self.owners] = slowest
+            load_s = np.add.reduceat(sizes_B[self.by_link], self.first)
+            load_s /= self.capacity[:, None]
+            made[self.owners] = np.maximum.reduceat(load_s[self.links_of], self.owner_first)
         return made
 
 
@@ -146,6 +149,29 @@ class Parts(NamedTuple):
     backward: Floats
     ring_forward: Floats
     ring_backward: Floats
+
+
+class Swaps(NamedTuple):
+    """All-to-alls: who sends to whom, and the bytes for a row, forwards and backwards.
+
+    From rows to heads (`in_B`) it is the source's row, back again (`out_B`) the target's.
+    """
+
+    traffic: Traffic
+    source: Ints
+    target: Ints
+    in_B: tuple[Floats, Floats]
+    out_B: tuple[Floats, Floats]
+
+
+class Passes(NamedTuple):
+    """A ring: its transfers (the first `onward` of K and V, the rest of their gradients)."""
+
+    traffic: Traffic
+    onward: int
+    takers: Ints  # the group that each goes to
+    row_B: Floats  # the bytes of each, for a row
+    hop_s: tuple[Floats, ...]  # from one group to the next for a row, forwards and backwards
 
 
 class StepModel:
@@ -165,100 +191,111 @@ class StepModel:
         self.first = np.concatenate([[0], np.cumsum(sizes)[:-1]]).astype(np.int64)
         self.place = np.zeros(cluster.size, np.int64)
         self.place[self.order] = np.repeat(np.arange(count), sizes)
-        self._swaps(job)
-        self._ring(job, share)
 
-    def _swaps(self, job: LayerJob) -> None:
-        """The all-to-alls: bytes for each row of the one that has the rows."""
+    # A search asks most models for their memory alone, so traffic is worked out when asked for.
+
+    @functools.cached_property
+    def swaps(self) -> Swaps:
+        """The all-to-alls within the groups."""
+        job = self.cluster.job
         pairs = [(a, b) for group in self.groups for a in group for b in group if a != b]
         owner = [int(self.place[a]) for a, _ in pairs]
-        self.swap = Traffic(self.cluster, pairs, owner, len(self.groups))
-        self.source = np.array([a for a, _ in pairs], np.int64)
-        self.target = np.array([b for _, b in pairs], np.int64)
+        source, target = np.array(pairs, np.int64).reshape(-1, 2).T
         both = self.heads + 2 * self.kv_heads
         # From rows to heads the taker's heads count, and back the giver's.
         dim, item = job.head_dim, job.item_B
-        self.in_B = [dim * item * both[self.target], dim * item * self.heads[self.target]]
-        self.out_B = [dim * item * self.heads[self.source], dim * GRAD_B * both[self.source]]
+        return Swaps(
+            Traffic(self.cluster, pairs, owner, len(self.groups)), source, target,
+            (dim * item * both[target], dim * item * self.heads[target]),
+            (dim * item * self.heads[source], dim * GRAD_B * both[source]),
+        )  # fmt: skip
 
-    def _ring(self, job: LayerJob, share: int) -> None:
-        heads = tuple(int(count) for count in self.heads)
+    @functools.cached_property
+    def ring(self) -> Passes:
+        """What goes from group to group."""
+        job = self.cluster.job
+        heads, share = tuple(int(count) for count in self.heads), job.heads // job.groups
         ways, back = routes(self.groups, heads, share), returns(self.groups, heads, share)
         every = [*ways, *back]
-        self.ring = Traffic(self.cluster, [route[:2] for route in every],
-                            [int(self.place[route.target]) for route in every],
-                            len(self.groups))  # fmt: skip
-        self.onward = len(ways)
-        self.takers = np.array([self.place[route.target] for route in every], np.int64)
-        pair_B = 2.0 * job.head_dim * np.array([route.heads for route in every])
-        self.ring_B = np.where(np.arange(len(every)) < len(ways), job.item_B, GRAD_B) * pair_B
-        # What a row takes to come from one group to the next, forwards and backwards.
+        takers = np.array([self.place[route.target] for route in every], np.int64)
+        traffic = Traffic(self.cluster, [route[:2] for route in every], takers.tolist(),
+                          len(self.groups))  # fmt: skip
         onward = np.arange(len(every)) < len(ways)
-        self.hop_s = [self.ring.seconds((self.ring_B * sent)[None])[0] for sent in (onward, 1.0)]
+        pair_B = 2.0 * job.head_dim * np.array([route.heads for route in every])
+        row_B = np.where(onward, job.item_B, GRAD_B) * pair_B
+        hop_s = tuple(traffic.seconds((row_B * sent)[:, None]) for sent in (onward, 1.0))
+        return Passes(traffic, len(ways), takers, row_B, hop_s)
 
     # -- time
 
-    def parts(self, rows: Floats) -> Parts:
-        """The parts of each group's step, for each case of rows (cases, ranks)."""
+    def parts(self, rows: Floats, ring: bool = True) -> Parts:
+        """The parts of each group's step, for each case of rows (cases, ranks).
+
+        Without `ring`, as if K and V were everywhere.
+        """
         job, cluster, groups = self.cluster.job, self.cluster, len(self.groups)
-        around = (self.again + 2) * self._slowest(rows * (job.linear_flops / cluster.rate))
-        if len(self.source):
-            there, back = rows[:, self.source], rows[:, self.target]
-            sizes_B = [there * self.in_B[0], back * self.out_B[0], there * self.in_B[1],
-                       back * self.out_B[1]]  # fmt: skip
-            swaps = self.swap.seconds(np.concatenate(sizes_B)).reshape(4, len(rows), groups)
-            around += self.again * (swaps[0] + swaps[1]) + swaps[2] + swaps[3]
-            around += 2 * (self.again + 1) * self.swap.latency_s
-        held = self.group_rows(rows)[:, self.place]
+        rows = np.ascontiguousarray(rows.T)
+        rate = cluster.rate[:, None]
+        around = (self.again + 2) * self._slowest(rows * (job.linear_flops / rate))
+        swaps = self.swaps
+        if len(swaps.source):
+            there, back = rows[swaps.source], rows[swaps.target]
+            into_s, onto_s, into_back_s, onto_back_s = (
+                swaps.traffic.seconds(moved * row_B[:, None])
+                for moved, row_B in ((there, swaps.in_B[0]), (back, swaps.out_B[0]),
+                                     (there, swaps.in_B[1]), (back, swaps.out_B[1]))
+            )  # fmt: skip
+            around += self.again * (into_s + onto_s) + into_back_s + onto_back_s
+            around += 2 * (self.again + 1) * swaps.traffic.latency_s[:, None]
+        held = self._held(rows)
         seen = (job.tokens + 1) / 2 if job.causal else job.tokens
-        pairs = held * seen * self.heads * job.head_dim / cluster.rate
+        work = held[self.place] * (self.heads * job.head_dim)[:, None]
+        pairs = work * (seen / rate)
         # Merging reads two partial results and writes one, in fp32, once a step of the ring.
-        touched_s = 4 * held * self.heads * job.head_dim / cluster.memory_Bps
+        touched_s = work * (4 / cluster.memory_Bps[:, None])
         forward = self._slowest(FORWARD_FLOPS * pairs + 3 * (groups - 1) * touched_s)
         backward = self._slowest(BACKWARD_FLOPS * pairs + 2 * touched_s)
-        return Parts(around, forward, backward, *self._ring_s(rows, (forward, backward)))
+        passes = self._ring_s(held, (forward, backward)) if ring else (np.zeros_like(held),) * 2
+        return Parts(*(part.T for part in (around, forward, backward, *passes)))
 
-    def _ring_s(self, rows: Floats, busy: tuple[Floats, Floats]) -> tuple[Floats, Floats]:
+    def _ring_s(self, held: Floats, busy: tuple[Floats, Floats]) -> tuple[Floats, Floats]:
         """K and V make all hops but the one home; gradients make all, beside K and V again."""
         groups = len(self.groups)
         if groups < 2:
-            none = np.zeros((len(rows), groups))
-            return none, none
-        tokens = float(self.cluster.job.tokens)
-        moved = tokens - self.group_rows(rows)[:, self.takers]
-        onward = np.arange(len(self.takers)) < self.onward
-        sizes_B = [np.where(onward, moved, 0.0), np.where(onward, moved, tokens)]
-        links = self.ring.seconds(np.concatenate(sizes_B) * self.ring_B)
-        hops_s = (groups - 1) * self.ring.latency_s
-        forward, backward = links.reshape(2, len(rows), groups)
-        return (
-            np.maximum(forward, self._longest_way(rows, busy[0], 0)) + hops_s,
-            np.maximum(backward, self._longest_way(rows, busy[1], 1)) + hops_s,
-        )
+            return np.zeros_like(held), np.zeros_like(held)
+        tokens, ring = float(self.cluster.job.tokens), self.ring
+        row_B = ring.row_B[:, None]
+        moved_B = (tokens - held[ring.takers]) * row_B
+        hops_s = (groups - 1) * ring.traffic.latency_s[:, None]
+        found = []
+        for back in (0, 1):
+            moved_B[ring.onward :] = back * tokens * row_B[ring.onward :]
+            links_s = ring.traffic.seconds(moved_B)
+            found.append(np.maximum(links_s, self._longest_way(held, busy[back], back)) + hops_s)
+        return found[0], found[1]
 
-    def _longest_way(self, rows: Floats, busy: Floats, back: int) -> Floats:
+    def _longest_way(self, held: Floats, busy: Floats, back: int) -> Floats:
         """Until the longest block has been with every group.
 
         It is handed on whole, so each hop takes its full transfer; but never less than the group
         there needs for its own block, by which it is behind the group before.
         """
-        held = self.group_rows(rows)
         own = busy * held / max(self.cluster.job.tokens, 1)
-        case, home = np.arange(len(rows)), held.argmax(axis=1)
-        hops = np.maximum(self.hop_s[back] * held[case, home][:, None], own)
-        at_home = hops[case, home] - own[case, home]
-        return np.asarray((hops.sum(axis=1) - at_home)[:, None])
+        home, case = held.argmax(axis=0), np.arange(held.shape[1])
+        hops = np.maximum(self.ring.hop_s[back] * held.max(axis=0), own)
+        at_home = hops[home, case] - own[home, case]
+        return np.asarray(hops.sum(axis=0) - at_home)
 
     def times(self, rows: Floats) -> Floats:
         """The time of a layer's step for each case and group."""
         return combine(self.parts(rows), self.again)
 
-    def group_rows(self, rows: Floats) -> Floats:
-        """The rows of each group."""
-        return np.add.reduceat(rows[:, self.order], self.first, axis=1)
+    def _held(self, rows: Floats) -> Floats:
+        """The rows of each group, by group and case."""
+        return np.add.reduceat(rows[self.order], self.first)
 
     def _slowest(self, seconds: Floats) -> Floats:
-        return np.maximum.reduceat(seconds[:, self.order], self.first, axis=1)
+        return np.maximum.reduceat(seconds[self.order], self.first)
 
     # -- memory
 
@@ -270,7 +307,7 @@ class StepModel:
     def memory(self, rows: Floats) -> Floats:
         """Bytes that each rank needs for its rows, its heads, and two blocks of the ring."""
         job = self.cluster.job
-        held = self.group_rows(rows)
+        held = self._held(rows.T).T
         use = rows * job.row_B + held[:, self.place] * self.head_B()
         if len(self.groups) > 1:
             block_B = 4.0 * job.head_dim * job.item_B * self.kv_heads
