@@ -59,6 +59,7 @@ _numbers = itertools.count()
 @pytest.fixture(autouse=True)
 def home(tmp_path, monkeypatch):
     monkeypatch.setenv("ORRERY_HOME", str(tmp_path / "home"))
+    monkeypatch.delenv("ORRERY_CACHE", raising=False)
     discover._reported.cache_clear()
 
 
@@ -256,6 +257,16 @@ def test_the_shelf_notices_a_change(acme):
 def test_a_spoilt_cache_is_no_matter(acme, tmp_path):
     discover.scan()
     (tmp_path / "home" / "cache" / "stems.json").write_bytes(b"\x00{")
+    assert discover.find("swift-post").name == "Swift"
+
+
+def test_homes_may_share_a_cache(acme, tmp_path, monkeypatch):
+    monkeypatch.setenv("ORRERY_CACHE", str(tmp_path / "shared"))
+    assert discover.find("swift-post").name == "Swift"
+    assert (tmp_path / "shared" / "stems.json").stat().st_size > 0
+    assert not (tmp_path / "home").exists()
+    # One that cannot be written to is no matter either.
+    monkeypatch.setenv("ORRERY_CACHE", str(acme / "swift_post.toml"))
     assert discover.find("swift-post").name == "Swift"
 
 

@@ -1,8 +1,8 @@
 """The hash of the world that a claim is judged in, known without building it each time.
 
 A verdict counts only in the world that it was found in, yet `orrery list` may not take the time to
-import worlds and problems. So hashes are kept in ORRERY_HOME/cache with the sizes and times of the
-files they rest on. `orrery show`, `check` and the tests work out what is missing; the list asks
+import worlds and problems. So hashes are kept in the cache with the sizes and times of the files
+they rest on. `orrery show`, `check` and the tests work out what is missing; the list asks
 only for what is known.
 """
 

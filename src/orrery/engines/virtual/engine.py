@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from orrery.base.errors import PartError, UsageError
+from orrery.base.garbage import rare_collections
 from orrery.base.rand import key_of
 from orrery.base.units import FOREVER_NS, to_ns
 from orrery.base.violation import Violation
@@ -186,6 +187,10 @@ class Engine:
     # -- the run
 
     def run(self, until_s: float | None = None) -> Outcome:
+        with rare_collections():
+            return self._run(until_s)
+
+    def _run(self, until_s: float | None) -> Outcome:
         until_ns = FOREVER_NS if until_s is None else to_ns(until_s)
         for monitor in self.monitors:
             monitor.start()
