@@ -181,7 +181,17 @@ def size_of(value: Any, depth: int = 0) -> int:
     return _size_of_object(value, depth)
 
 
+# The fields of the structs met so far; messages are mostly these.
+_fields: dict[type, tuple[str, ...]] = {}
+
+
 def _size_of_object(value: Any, depth: int) -> int:
+    known = _fields.get(type(value))
+    if known is not None:
+        total = 4
+        for name in known:
+            total += size_of(getattr(value, name), depth + 1)
+        return total
     if isinstance(value, np.ndarray):
         return 16 + int(value.nbytes)
     if isinstance(value, enum.Enum):
@@ -192,6 +202,7 @@ def _size_of_object(value: Any, depth: int) -> int:
         return 4 + sum(size_of(k, depth + 1) + size_of(v, depth + 1) for k, v in value.items())
     if isinstance(value, msgspec.Struct):
         names: Any = value.__struct_fields__
+        _fields[type(value)] = names
     elif dataclasses.is_dataclass(value):
         names = [field.name for field in dataclasses.fields(value)]
     elif isinstance(value, int | float | np.generic):

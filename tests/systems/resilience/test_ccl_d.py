@@ -141,14 +141,17 @@ def test_a_sound_hour_of_256_ranks_raises_no_alarm(minutes):
 @pytest.mark.parametrize("kind", KINDS)
 def test_4096_ranks_three_hundred_cases(kind):
     big = {"tp": 8, "pp": 8, "dp": 64, "step_s": 20.0, "within_s": 20.0}
-    ranks, _, slowest_s = judged(kind, range(30), **big)
+    ranks, _, slowest_s = judged(kind, range(FRESH, FRESH + 30), **big)
     assert ranks >= 0.95 * 30 and slowest_s < 360.0
 
 
+# Four times six hours, so that they can run side by side.
 @pytest.mark.slow
 @pytest.mark.works_when("ccl-d", 2)
-def test_a_sound_day_of_4096_ranks_raises_no_alarm():
-    made, _ = watched("none", tp=8, pp=8, dp=64, step_s=60.0, calm_s=24 * 3600.0)
+@pytest.mark.parametrize("place", range(4))
+def test_a_sound_day_of_4096_ranks_raises_no_alarm(place):
+    knobs = {"tp": 8, "pp": 8, "dp": 64, "step_s": 60.0, "calm_s": 6 * 3600.0}
+    made, _ = watched("none", place, **knobs)
     assert made.ok and said(made) == []
 
 

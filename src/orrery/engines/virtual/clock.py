@@ -26,7 +26,7 @@ class Clocks:
         return line
 
     def read(self, node: int, now_ns: int) -> float:
-        since, base, drift = self._line(node)
+        since, base, drift = self._lines.get(node) or self._line(node)
         return base + (1.0 + drift) * ((now_ns - since) / 1e9)
 
     def jump(self, node: int, now_ns: int, by_s: float) -> None:

@@ -21,14 +21,15 @@ class Norm:
 
     A value is slow when it lies `far` deviations above the median, twice as far as the upper tenth
     of usual values (a wait that is mostly nothing is now and then long), and `floor` above it. Slow
-    values do not change what is usual; `flags` tells which of the latest values were slow.
+    values do not change what is usual; each bit of `flags` tells of one of the latest values
+    whether it was slow.
     """
 
-    __slots__ = ("_new", "extra", "flags", "middle", "spread", "upper", "values")
+    __slots__ = ("_latest", "_new", "extra", "flags", "middle", "spread", "upper", "values")
 
     def __init__(self, window: int) -> None:
         self.values: deque[float] = deque(maxlen=KEPT)
-        self.flags: deque[bool] = deque(maxlen=window)
+        self.flags, self._latest = 0, (1 << window) - 1
         self.middle = self.spread = self.upper = self.extra = 0.0
         self._new = 0
 
@@ -40,7 +41,7 @@ class Norm:
             known >= learn and extra > floor
             and extra > max(far * MAD * self.spread, 2.0 * (self.upper - self.middle))
         )  # fmt: skip
-        self.flags.append(slow)
+        self.flags = (self.flags << 1 | slow) & self._latest
         if slow:
             self.extra = extra
             return True
@@ -65,11 +66,16 @@ class Norm:
 class Way:
     """What the probe remembers of the arrays that went to one peer."""
 
-    __slots__ = ("flags", "ratios")
+    __slots__ = ("_latest", "flags", "ratios")
 
     def __init__(self, window: int) -> None:
-        self.flags: deque[bool] = deque(maxlen=window)
+        self.flags, self._latest = 0, (1 << window) - 1
         self.ratios: deque[float] = deque(maxlen=window)
+
+    def add(self, slow: bool, ratio: float) -> None:
+        """An array has arrived, in so many times the usual time."""
+        self.flags = (self.flags << 1 | slow) & self._latest
+        self.ratios.append(ratio)
 
     def ratio(self) -> float:
         """How many times the usual time the latest arrays took, in the middle."""
@@ -121,13 +127,12 @@ class Probe(Recorder):
         usual_s = norm.middle
         floor = self.share * self.period_s / ARRAYS
         slow = norm.add(took_s, self.learn, self.far, floor)
-        way.flags.append(slow)
-        way.ratios.append(took_s / usual_s if usual_s > 0 else 1.0)
+        way.add(slow, took_s / usual_s if usual_s > 0 else 1.0)
 
     def told(self) -> None:
         for peer, way in self.ways.items():
             channel = self.channels[peer]
-            channel.slow, channel.ratio = sum(way.flags), way.ratio()
+            channel.slow, channel.ratio = way.flags.bit_count(), way.ratio()
 
     # -- telling
 
@@ -143,12 +148,12 @@ class Probe(Recorder):
         late = [
             Sign("wait", self.rank, norm.score(floor), key[0])
             for key, norm in self.waits.items()
-            if sum(norm.flags) >= self.confirm
+            if norm.flags.bit_count() >= self.confirm
         ]
         late += [
             Sign("send", self.rank, way.ratio(), "", peer)
             for peer, way in self.ways.items()
-            if sum(way.flags) >= self.confirm
+            if way.flags.bit_count() >= self.confirm
         ]
         signs += worst(late, 1)
         return Beat(1, signs)

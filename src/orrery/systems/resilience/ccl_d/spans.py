@@ -253,7 +253,7 @@ def ways_in(pieces: Sequence[Piece], judge: CollectiveDoctor) -> list[Finding]:
         probe.arrived(piece.to, piece.size_B, alone_s)
         seen[key] = seen.get(key, 0) + 1
         way = probe.ways[piece.to]
-        if sum(way.flags) < judge.confirm:
+        if way.flags.bit_count() < judge.confirm:
             since.pop(key, None)
             continue
         since.setdefault(key, piece.end_s)

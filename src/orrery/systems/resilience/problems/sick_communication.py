@@ -65,18 +65,18 @@ class SickCommunication(Problem):
     """Find the rank that makes a training job hang or crawl, and say what ails it.
 
     Knobs: `kind` of the fault ("all": job j has kind j of the ten); `place`, which of the random
-    places and times it has; `tp`, `pp`, `dp`, the groups of a job; `jobs` side by side, each with
-    watchers of its own; `fan_in`, how many a watcher hears; `step_s` that the stages compute in a
-    step; `pace_s` that each half of it waits for data; `grinds`, real products in each half;
-    `jitter` (log-normal sigma of a rank's time) and `batch_spread` (by how much batches of replicas
-    differ); `collective`; `scale`, how many bytes one byte of an array stands for in virtual time;
-    `width`, how many times longer arrays are; `after_s`, before which nothing is wrong, and
-    `within_s`, the time after it in which the fault begins; `factor` and `period` (steps) of slow
-    computing; `nic_fraction` of the bandwidth that a sick NIC has left; `limit_s`, how long the
-    watcher may search; `calm_s`, how long a sound job runs; `launcher_s`, how often the launcher
-    looks after its processes; `probe_loss`, the chance that a message is lost (arrays of the job
-    are no messages); `skew_s`, how far clocks are off; `dead_watcher`, the place in the tree of a
-    watcher that crashes before the fault (-1: none).
+    places and times it has, and which batches come; `tp`, `pp`, `dp`, the groups of a job; `jobs`
+    side by side, each with watchers of its own; `fan_in`, how many a watcher hears; `step_s` that
+    the stages compute in a step; `pace_s` that each half of it waits for data; `grinds`, real
+    products in each half; `jitter` (log-normal sigma of a rank's time) and `batch_spread` (by how
+    much batches of replicas differ); `collective`; `scale`, how many bytes one byte of an array
+    stands for in virtual time; `width`, how many times longer arrays are; `after_s`, before which
+    nothing is wrong, and `within_s`, the time after it in which the fault begins; `factor` and
+    `period` (steps) of slow computing; `nic_fraction` of the bandwidth that a sick NIC has left;
+    `limit_s`, how long the watcher may search; `calm_s`, how long a sound job runs; `launcher_s`,
+    how often the launcher looks after its processes; `probe_loss`, the chance that a message is
+    lost (arrays of the job are no messages); `skew_s`, how far clocks are off; `dead_watcher`, the
+    place in the tree of a watcher that crashes before the fault (-1: none).
 
     >>> SickCommunication(kind="nic").cases()[0].kind
     'nic'
@@ -214,7 +214,7 @@ class SickCommunication(Problem):
             step_s=self.step_s, pace_s=self.pace_s, grinds=self.grinds, jitter=self.jitter,
             batch_spread=self.batch_spread, factor=self.factor, period=self.period, collective=how,
             missteps={str(node): what for node, what in self.missteps().items()},
-            width=self.width, training=Task(scale=self.scale),
+            width=self.width, training=Task(scale=self.scale), data_seed=self.place,
         )  # fmt: skip
         return {"rank": rank, "watcher": part.with_knobs(job_ranks=size)}
 
