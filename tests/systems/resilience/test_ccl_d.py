@@ -85,7 +85,9 @@ def test_eight_real_processes_twenty_trials_nineteen_right(kind):
     right = 0
     for place in range(20):
         how = "ring" if kind == "nic" or place % 2 else "tree"
-        made, _ = real(kind, how, place, tp=8, dp=1, after_s=8.0, limit_s=40.0)
+        # What is usual must be known only where slowness is looked for.
+        after_s = 4.0 if kind in HANGS else 8.0
+        made, _ = real(kind, how, place, tp=8, dp=1, after_s=after_s, limit_s=40.0)
         right += made.metrics["right"] == 1.0
     assert right >= 19
 

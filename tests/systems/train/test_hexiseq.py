@@ -113,7 +113,7 @@ def test_sized_runs_take_the_time_and_bytes_of_real_ones():
 
 def nearness(worlds, devices, heads, units, capsys):
     """The share of worlds in which the plan is within 5 % of the optimum; no cap is broken."""
-    near, refused, ratios = 0, 0, []
+    near, refused, far = 0, 0, []
     for seed in range(worlds):
         job = random_job(seed, heads, units)
         size = 2 + Stream(seed, "size", "hexiseq").below(devices - 1)
@@ -127,14 +127,16 @@ def nearness(worlds, devices, heads, units, capsys):
             continue
         check_split(split, job.tokens, job.heads, size)
         assert (cluster.shortfall_B(split) <= 0).all(), (seed, split)
+        # Whether anything is faster by more than 5 % is found sooner than what is fastest.
         mine_s = step_of(cluster, split)
-        best_s, _ = optimum(cluster, units, mine_s)
-        assert best_s <= mine_s
-        ratios.append(mine_s / best_s)
-        near += mine_s <= 1.05 * best_s
+        best_s, better = optimum(cluster, units, mine_s / 1.05)
+        near += better is None
+        if better is not None:
+            assert step_of(cluster, better) == pytest.approx(best_s)
+            far.append(round(mine_s / best_s, 3))
     with capsys.disabled():
         print(f"\n{worlds} worlds of up to {devices} devices, {heads} heads, {units} units: "
-              f"within 5 % in {near}, worst {max(ratios):.3f}, refused {refused}")  # fmt: skip
+              f"within 5 % in {near}, beyond it {far}, refused {refused}")  # fmt: skip
     return near / worlds
 
 
@@ -152,8 +154,8 @@ def test_plans_are_near_the_true_optimum_in_two_hundred_worlds(capsys):
 @pytest.mark.slow
 @pytest.mark.works_when(MINE, 2)
 def test_plans_for_six_devices_are_near_the_true_optimum(capsys):
-    # Ten worlds, not two hundred: to try all splits of six devices takes minutes each.
-    assert nearness(10, 6, 8, 16, capsys) >= 0.9
+    # Thirty worlds, not two hundred: to try all splits of six devices takes up to a minute each.
+    assert nearness(30, 6, 8, 16, capsys) >= 0.9
 
 
 def test_the_optimum_is_that_of_trying_everything():

@@ -33,7 +33,7 @@ DEALS = ("rate", "room", "link")
 # Seconds for each byte beyond the memory: more than any step takes.
 OVERFULL = 1e3
 # With so much more time after a head has moved, no moving of rows makes up for it.
-HOPELESS = 2.0
+HOPELESS = 1.25
 
 
 class Curve(NamedTuple):
@@ -98,7 +98,7 @@ class Inner:
         self.job = cluster.job
         self.units = self.job.tokens // unit
         self._curves: dict[tuple[tuple[int, ...], str], Curve] = {}
-        self._moved: dict[tuple[Groups, tuple[int, ...]], tuple[float, Split]] = {}
+        self._moved: dict[tuple[Groups, tuple[int, ...], bool], tuple[float, Split]] = {}
 
     # -- curves
 
@@ -275,31 +275,42 @@ class Inner:
 
     # -- polishing
 
-    def polish(self, split: Split) -> tuple[float, Split]:
-        """Move rows between ranks and heads between members while the step gets faster."""
+    def polish(self, split: Split, thorough: bool = False) -> tuple[float, Split]:
+        """Move rows between ranks and heads between members while the step gets faster.
+
+        To be `thorough`, rows of few ranks move two at a time too, where one alone does not help.
+        """
         best = self._cost(split)
         while True:
-            now, moved = self._move_heads(*self._move_rows(split))
+            now, moved = self._move_heads(*self._move_rows(split, thorough))
             if now >= best * (1 - 1e-6):
                 return (now, moved) if now < best else (best, split)
             best, split = now, moved
+
+    def best_order(self, split: Split) -> Split:
+        """The split with the ring in its best order, where there are few orders."""
+        first, *others = split.groups
+        if len(others) > FEW - 1:
+            return split
+        every = (split._replace(groups=(first, *order)) for order in itertools.permutations(others))
+        return min(every, key=lambda one: (self._cost(one), one.groups))
 
     def _cost(self, split: Split) -> float:
         model = self.cluster.model(split.groups, split.heads)
         return float(self._judge(model, np.array([split.rows], float))[0][0])
 
-    def _move_rows(self, split: Split) -> tuple[float, Split]:
+    def _move_rows(self, split: Split, thorough: bool = False) -> tuple[float, Split]:
         """Units of rows from rank to rank, the best move first; with what it then costs.
 
         What was found for some heads is kept, since polishing comes by the same heads often.
         """
-        key = (split.groups, split.heads)
+        key = (split.groups, split.heads, thorough)
         found = self._moved.get(key)
         if found is None or self.cluster.size > FEW:
-            found = self._moved[key] = self._moving(split)
+            found = self._moved[key] = self._moving(split, thorough)
         return found
 
-    def _moving(self, split: Split) -> tuple[float, Split]:
+    def _moving(self, split: Split, thorough: bool) -> tuple[float, Split]:
         model = self.cluster.model(split.groups, split.heads)
         rows, size = np.array(split.rows, float), self.cluster.size
         mean = max(self.job.tokens / size, 1.0)
@@ -307,22 +318,27 @@ class Inner:
         cost = math.inf
         for stride in reversed(strides):
             for _ in range(4 * size if size <= FEW else 12):
-                sources, targets = self._ends(model, split, rows)
-                sources = sources[rows[sources] >= stride]
-                count = len(sources) * len(targets)
-                cases = np.repeat(rows[None], count + 1, axis=0)
-                place = 1 + np.arange(count)
-                cases[place, np.repeat(sources, len(targets))] -= stride
-                cases[place, np.tile(targets, len(sources))] += stride
-                worst, total = self._judge(model, cases)
-                near = worst <= worst.min() * (1 + SAME)
-                at = int(np.where(near, total, np.inf).argmin())
-                cost = min(cost, float(worst[at]))
-                gains = worst[at] < worst[0] * (1 - SAME) or total[at] < total[0] * (1 - SAME)
-                if not at or not gains:
+                ends = self._ends(model, split, rows)
+                found = self._step(model, rows, _moves(size, *ends) * stride)
+                if found is None and thorough and size <= FEW:
+                    # One move alone may make another group the slowest.
+                    found = self._step(model, rows, _twice(_moves(size, *ends)) * stride)
+                if found is None:
                     break
-                rows = cases[at]
+                cost, rows = found
+        if cost == math.inf:
+            cost = float(self._judge(model, rows[None])[0][0])
         return cost, split._replace(rows=tuple(int(count) for count in rows))
+
+    def _step(self, model: StepModel, rows: Floats, moves: Floats) -> tuple[float, Floats] | None:
+        """The best of some moves of rows and its cost; None where none gains."""
+        cases = np.concatenate([rows[None], rows + moves])
+        cases = cases[(cases >= 0).all(axis=1)]
+        worst, total = self._judge(model, cases)
+        near = worst <= worst.min() * (1 + SAME)
+        at = int(np.where(near, total, np.inf).argmin())
+        gains = worst[at] < worst[0] * (1 - SAME) or total[at] < total[0] * (1 - SAME)
+        return (float(worst[at]), cases[at]) if at and gains else None
 
     def _ends(self, model: StepModel, split: Split, rows: Floats) -> tuple[Any, Any]:
         """From whom and to whom rows may move: all, or of many those where it may matter."""
@@ -338,9 +354,11 @@ class Inner:
     def _move_heads(self, now: float, split: Split) -> tuple[float, Split]:
         """One head, or all, from one member to another, where it helps."""
         for trial in self._head_moves(split):
-            took = self._cost(trial)
-            if self.cluster.size <= FEW and took < HOPELESS * now:
+            # A device that is overfull before rows have moved need not be after.
+            if self.cluster.size <= FEW and self.time(trial) < HOPELESS * now:
                 took, trial = self._move_rows(trial)
+            else:
+                took = self._cost(trial)
             if took < now * (1 - 1e-6):
                 return took, trial
         return now, split
@@ -362,6 +380,23 @@ class Inner:
                     heads[giver] -= count
                     heads[taker] += count
                     yield split._replace(heads=tuple(heads))
+
+
+def _moves(size: int, sources: Any, targets: Any) -> Floats:
+    """A unit from each source to each target, as what it changes at each rank."""
+    giver, taker = np.repeat(sources, len(targets)), np.tile(targets, len(sources))
+    apart = giver != taker
+    moves = np.zeros((int(apart.sum()), size))
+    case = np.arange(len(moves))
+    moves[case, giver[apart]] -= 1
+    moves[case, taker[apart]] += 1
+    return moves
+
+
+def _twice(moves: Floats) -> Floats:
+    """Two moves at once, in all ways."""
+    one, other = np.triu_indices(len(moves))
+    return np.asarray(moves[one] + moves[other])
 
 
 def _rows_at(time: float, tables: Floats, tokens: int) -> Floats:

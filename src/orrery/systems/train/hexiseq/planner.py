@@ -46,7 +46,7 @@ def plan(cluster: Cluster, *, unit_tokens: int = 0, tries: int = 60) -> Split:
     best: tuple[float, Split] | None = None
     for groups in search(cluster, solve, tries):
         if groups in solved:
-            polished = inner.polish(solved[groups])
+            polished = inner.polish(inner.best_order(solved[groups]), thorough=True)
             if best is None or polished[0] < best[0]:
                 best = polished
     for usual in (best_mesh(cluster, by_rate(cluster)), best_mesh(cluster)):
