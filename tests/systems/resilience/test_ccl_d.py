@@ -94,7 +94,9 @@ def test_eight_real_processes_twenty_trials_nineteen_right(kind):
 
 # -- line 2: a virtual job of many ranks
 
-# Rules and bounds were found on the places 0 to 9 of the fault; judged are others.
+# Rules and bounds were found on the places 0 to 9 of the fault; judged are others. (Places 100 to
+# 103 of 512 and 4,096 ranks have shown that waits by chance hide a periodic fault, so the largest
+# job has still others.)
 FRESH = 100
 # Forty cases; hangs are cheaper to run than slowness, so there are more of them.
 FORTY = {"crash": 5, "stop": 5, "stuck": 5, "skip": 5, "size": 5, "op": 5, "link": 4,
@@ -148,7 +150,7 @@ def test_a_sound_hour_of_256_ranks_raises_no_alarm(minutes):
 @pytest.mark.parametrize("kind", KINDS)
 def test_4096_ranks_three_hundred_cases(kind):
     big = {"tp": 8, "pp": 8, "dp": 64, "step_s": 20.0, "within_s": 20.0}
-    ranks, _, slowest_s = judged(kind, range(FRESH, FRESH + 30), **big)
+    ranks, _, slowest_s = judged(kind, range(2 * FRESH, 2 * FRESH + 30), **big)
     assert ranks >= 0.95 * 30 and slowest_s < 360.0
 
 
@@ -225,10 +227,10 @@ def test_a_rank_keeps_a_fixed_ring_and_calls_are_few():
 
 @pytest.mark.works_when("ccl-d", 4)
 def test_what_a_watcher_hears_is_bounded_by_its_fan_in():
-    # The widest heart-beat has four signs of each of the four kinds.
+    # The widest heart-beat has four signs of each of the five kinds.
     name = "pp.4095.f.63"
-    hints = ("hang", "wait", "send", "silent") * 4
-    widest = Beat(4096, [Sign(hint, 4095, 123.456, name, 4095) for hint in hints])
+    hints = ("hang", "wait", "pipe", "send", "silent") * 4
+    widest = Beat(4096, [Sign(hint, 4095, 123.456, name, 4095, 4095) for hint in hints])
     most_B = len(encode((widest,)))
     for dp, ranks in ((4, 16), (16, 64), (64, 256)):
         made, problem = watched("stuck", 1, **SMALL | {"dp": dp, "after_s": 45.0, "fan_in": 4})
@@ -237,6 +239,30 @@ def test_what_a_watcher_hears_is_bounded_by_its_fan_in():
         assert 0 < made.metrics["inflow_B"] <= 2 * 4 * most_B
     signs = [Sign("hang", rank, float(rank)) for rank in range(1000)]
     assert [sign.rank for sign in worst(signs, 4)] == [999, 998, 997, 996]
+
+
+def test_many_who_wait_in_one_group_count_before_those_who_wait_by_chance():
+    alone = [Sign("wait", rank, 90.0, f"dp.{rank}") for rank in range(64)]
+    fellows = [Sign("wait", rank, float(rank % 7), "tp.8") for rank in range(8, 16)]
+    told = worst([*alone, *fellows], 4)
+    assert [(sign.comm, sign.votes) for sign in told] == [
+        ("tp.8", 8), ("dp.0", 1), ("dp.1", 1), ("dp.2", 1),
+    ]  # fmt: skip
+    # Votes of several watchers add up, and the rank with the highest score speaks for all.
+    again = worst([*told, Sign("wait", 3, 50.0, "tp.8", votes=2)], 1)
+    assert [(sign.rank, sign.score, sign.votes) for sign in again] == [(3, 50.0, 10)]
+    # Pipes are of two ranks, and have places of their own.
+    pipes = [Sign("pipe", rank, 1.0, "pp.0.f.1") for rank in (0, 1)]
+    assert worst([*pipes, *told], 4) == [*pipes, *told]
+
+
+@pytest.mark.slow
+@pytest.mark.works_when("ccl-d", 2)
+def test_512_ranks_chance_waits_do_not_hide_the_late_rank():
+    # At these places waits by chance, in pipes and in data groups, once filled the heart-beats.
+    wide = {"tp": 8, "pp": 8, "dp": 8, "step_s": 20.0, "within_s": 20.0}
+    ranks, right, slowest_s = judged("periodic", (2, 5), **wide)
+    assert ranks == right == 2 and slowest_s < 360.0
 
 
 @pytest.mark.works_when("ccl-d", 4)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable
 
+import msgspec
+
 from orrery.systems.resilience.problems.flight import Op, Recorder
 from orrery.systems.resilience.problems.watcher import Beat, Hint, Sign
 
@@ -12,6 +14,8 @@ from orrery.systems.resilience.problems.watcher import Beat, Hint, Sign
 KEPT = 32
 # An operation sends several arrays, so each of them costs a smaller part of a step.
 ARRAYS = 4.0
+# Signs of each kind that a rank gives: a wait by chance in one group must not hide another.
+TOLD = 2
 # A scale estimated by the median absolute deviation is that of a normal variable (Hampel, 1974).
 MAD = 1.4826
 
@@ -137,7 +141,7 @@ class Probe(Recorder):
     # -- telling
 
     def beat(self) -> Beat:
-        """What this rank has to say of itself: at most one sign of each kind."""
+        """What this rank has to say of itself: at most two signs of each kind."""
         now_s = self.clock()
         signs: list[Sign] = []
         if self.busy:
@@ -146,7 +150,7 @@ class Probe(Recorder):
                 signs.append(Sign("hang", self.rank, age_s, self.busy[0].comm))
         floor = self.share * self.period_s / self.far
         late = [
-            Sign("wait", self.rank, norm.score(floor), key[0])
+            Sign("pipe" if key[1] == "p2p" else "wait", self.rank, norm.score(floor), key[0])
             for key, norm in self.waits.items()
             if norm.flags.bit_count() >= self.confirm
         ]
@@ -155,16 +159,37 @@ class Probe(Recorder):
             for peer, way in self.ways.items()
             if way.flags.bit_count() >= self.confirm
         ]
-        signs += worst(late, 1)
+        signs += worst(late, TOLD)
         return Beat(1, signs)
 
 
 def worst(signs: Iterable[Sign], most: int) -> list[Sign]:
-    """Of each kind the signs with the highest scores, at most so many."""
+    """Of each kind the signs with the most votes, then the highest scores, at most so many.
+
+    Behind a late rank all of its fellows wait; a rank that waits by chance is alone with it. So
+    waits in one collective are one sign, and the votes for it count first.
+    """
     by_hint: dict[Hint, list[Sign]] = {}
     for sign in signs:
         by_hint.setdefault(sign.hint, []).append(sign)
     found: list[Sign] = []
     for hint in sorted(by_hint):
-        found += sorted(by_hint[hint], key=lambda sign: (-sign.score, sign.rank))[:most]
+        told = _merged(by_hint[hint]) if hint == "wait" else by_hint[hint]
+        found += sorted(told, key=lambda sign: (-sign.votes, -sign.score, sign.rank))[:most]
     return found
+
+
+def _merged(signs: list[Sign]) -> list[Sign]:
+    """One sign for each communicator: the highest score there, and the votes of all."""
+    found: dict[str, Sign] = {}
+    for sign in signs:
+        known = found.get(sign.comm)
+        if known is None:
+            found[sign.comm] = sign
+            continue
+        first = max(known, sign, key=lambda each: (each.score, -each.rank))
+        found[sign.comm] = msgspec.structs.replace(first, votes=known.votes + sign.votes)
+    return list(found.values())
+
+
+__all__ = ["Norm", "Probe", "Way", "worst"]

@@ -20,19 +20,24 @@ Ailment = Literal[
     "crashed", "stopped", "stuck", "skipped", "size_mismatch", "op_mismatch", "hung_link",
     "slow_compute", "periodic_compute", "slow_nic", "slow_link", "insufficient_data", "unknown",
 ]  # fmt: skip
-Hint = Literal["hang", "wait", "send", "silent"]
+# A wait in a collective, or in a pipe between two ranks.
+Hint = Literal["hang", "wait", "pipe", "send", "silent"]
 # How many operations a recorder keeps.
 RING = 128
 
 
 class Sign(msgspec.Struct, array_like=True):
-    """Something odd about one rank, with the number by which signs of a kind are ranked."""
+    """Something odd about one rank, with the number by which signs of a kind are ranked.
+
+    `votes`: how many ranks say so of the same communicator.
+    """
 
     hint: Hint
     rank: int
     score: float
     comm: str = ""
     peer: int = -1
+    votes: int = 1
 
 
 class Beat(msgspec.Struct, array_like=True):
