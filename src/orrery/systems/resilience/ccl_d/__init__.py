@@ -148,13 +148,16 @@ class CCLD(Judging, Watcher):
         # Ranks of a collective have the same data and tell most. Pipes wait by chance where batches
         # differ, in large jobs somewhere always: so they have places of their own, and come last.
         slow = [sign for hint in ("wait", "send", "pipe") for sign in signs if sign.hint == hint]
+        unsure: set[tuple[int, ...]] = set()
         for sign in slow:
             if self._due(sign):
                 found = await cause_of(self, sign, self.bounds())
                 if found is None:
                     continue
-                if self.is_sure(found, self.links):
+                # Several signs of one heart-beat tell of the same moment, so they count once.
+                if found.ranks not in unsure and self.is_sure(found, self.links):
                     return found
+                unsure.add(found.ranks)
                 del self.looked[sign.hint, sign.rank]
         return None
 

@@ -14,7 +14,7 @@ from orrery.systems.resilience.problems.watcher import Beat, Hint, Sign
 KEPT = 32
 # An operation sends several arrays, so each of them costs a smaller part of a step.
 ARRAYS = 4.0
-# Signs of each kind that a rank gives: a wait by chance in one group must not hide another.
+# Signs of each kind of wait that a rank gives: one by chance must not hide another.
 TOLD = 2
 # A scale estimated by the median absolute deviation is that of a normal variable (Hampel, 1974).
 MAD = 1.4826
@@ -141,7 +141,7 @@ class Probe(Recorder):
     # -- telling
 
     def beat(self) -> Beat:
-        """What this rank has to say of itself: at most two signs of each kind."""
+        """What this rank has to say of itself: at most two signs of each kind of wait."""
         now_s = self.clock()
         signs: list[Sign] = []
         if self.busy:
@@ -149,17 +149,17 @@ class Probe(Recorder):
             if age_s > self.quiet_s:
                 signs.append(Sign("hang", self.rank, age_s, self.busy[0].comm))
         floor = self.share * self.period_s / self.far
-        late = [
+        waits = [
             Sign("pipe" if key[1] == "p2p" else "wait", self.rank, norm.score(floor), key[0])
             for key, norm in self.waits.items()
             if norm.flags.bit_count() >= self.confirm
         ]
-        late += [
+        sends = [
             Sign("send", self.rank, way.ratio(), "", peer)
             for peer, way in self.ways.items()
             if way.flags.bit_count() >= self.confirm
         ]
-        signs += worst(late, TOLD)
+        signs += [*worst(waits, TOLD), *worst(sends, 1)]
         return Beat(1, signs)
 
 
