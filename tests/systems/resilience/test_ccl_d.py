@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 
 from orrery import World, run
@@ -263,6 +265,43 @@ def test_512_ranks_chance_waits_do_not_hide_the_late_rank():
     wide = {"tp": 8, "pp": 8, "dp": 8, "step_s": 20.0, "within_s": 20.0}
     ranks, right, slowest_s = judged("periodic", (2, 5), **wide)
     assert ranks == right == 2 and slowest_s < 360.0
+
+
+@pytest.mark.parametrize("layout", [(1, 1, 64), pytest.param((2, 2, 32), marks=pytest.mark.slow)])
+def test_in_a_large_ring_small_delays_of_many_arrays_count(layout):
+    tp, pp, dp = layout
+    ring = {"tp": tp, "pp": pp, "dp": dp, "step_s": 20.0, "within_s": 20.0, "collective": "ring"}
+    # Arrays that queue up in the first step once looked like a slow link.
+    made, _ = watched("none", calm_s=100.0, **ring)
+    assert made.ok and said(made) == []
+    # Of a hundred arrays each is late by less than a hundredth of a step.
+    made, problem = watched("nic", FRESH, after_s=110.0, **ring)
+    assert made.ok and [each[1:] for each in said(made)] == [("slow_nic", problem.cases()[0].ranks)]
+
+
+def test_before_a_step_is_known_nothing_is_slow_and_an_operation_that_came_once_is_no_step():
+    now_s = [0.0]
+    probe = CCLD().probe_for(0, lambda: now_s[0], 1e9)
+
+    def step(kind, seconds):
+        probe.channels.setdefault(1, Channel(1))
+        op = probe.enqueue(kind, kind, kind, 8, [0, 1])
+        now_s[0] += seconds
+        probe.arrived(1, 8, seconds)
+        probe.end(op)
+
+    step("broadcast", 1.0)
+    for _ in range(4):
+        step("all_reduce", 1.0)
+    assert probe.period_s == math.inf
+    step("all_reduce", 50.0)
+    assert not any(way.flags for way in probe.ways.values())
+    for _ in range(20):
+        step("all_reduce", 1.0)
+    assert probe.period_s == 1.0 and probe.sent_before == {1: 1}
+    for _ in range(3):
+        step("all_reduce", 50.0)
+    assert [sign.hint for sign in probe.beat().signs] == ["wait", "send"]
 
 
 @pytest.mark.works_when("ccl-d", 4)

@@ -87,6 +87,17 @@ def test_wherever_the_straggler_and_the_sick_nic_are(place):
     assert said(doctor) == [("slow", "slow_nic", (place,))]
 
 
+def test_the_sick_nic_of_a_ring_of_24():
+    # 46 arrays go to the next rank in each step, so each is late by a small part of it.
+    problem, world = DataParallel(task="digits", steps=12, scale=1e6), World.lan(24)
+    fault = Clog(node=13, fraction=0.1, at_s=20.0)
+    made, doctor = watched(Synchronous(), fault, problem=problem, world=world)
+    assert said(doctor) == [("slow", "slow_nic", (13,))]
+    assert [each.ranks for each in diagnose(replay(made).run)] == [(13,)]
+    _, doctor = watched(Synchronous(), problem=problem, world=world)
+    assert said(doctor) == []
+
+
 # Bounds that are the monitor's own were found on the seeds 0 to 5, and how soon it looks again on
 # 100 to 102; judged are others.
 FRESH = range(200, 203)

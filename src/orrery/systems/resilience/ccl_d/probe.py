@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Callable, Iterable
 
@@ -12,8 +13,8 @@ from orrery.systems.resilience.problems.watcher import Beat, Hint, Sign
 
 # So many normal values are kept of each kind of operation.
 KEPT = 32
-# An operation sends several arrays, so each of them costs a smaller part of a step.
-ARRAYS = 4.0
+# A step sends at least so many arrays on one way, so each of them costs a smaller part of it.
+ARRAYS = 4
 # Signs of each kind of wait that a rank gives: one by chance must not hide another.
 TOLD = 2
 # A scale estimated by the median absolute deviation is that of a normal variable (Hampel, 1974).
@@ -102,8 +103,12 @@ class Probe(Recorder):
         self.waits: dict[tuple[str, str, int], Norm] = {}
         self.ships: dict[int, Norm] = {}
         self.ways: dict[int, Way] = {}
-        self.latest_s: dict[str, float] = {}
-        self.period_s = 0.0
+        # Before a step is known nothing is slow: what costs little of it cannot be told.
+        self.period_s = math.inf
+        self.first: tuple[str, str, int] | None = None
+        self.first_ended_s = 0.0
+        self.sent: dict[int, int] = {}  # arrays to each peer, in this step
+        self.sent_before: dict[int, int] = {}  # and in the last one
 
     # -- learning
 
@@ -112,13 +117,16 @@ class Probe(Recorder):
         norm = self.waits.get(key)
         if norm is None:
             norm = self.waits[key] = Norm(self.window)
-            if len(self.waits) == 1:
-                self.first = key
+        # The first kind of operation comes once in a step, so its period is that of the step;
+        # unless it is not seen again while others are, as where weights are handed out first.
         if key == self.first:
-            # The first kind of operation comes once in a step, so its period is that of the step.
-            if "" in self.latest_s:
-                self.period_s = op.ended_s - self.latest_s[""]
-            self.latest_s[""] = op.ended_s
+            self.period_s = op.ended_s - self.first_ended_s
+            self.first_ended_s = op.ended_s
+            self.sent_before, self.sent = self.sent, {}
+        elif self.first is None or (
+            self.period_s == math.inf and len(norm.values) >= self.learn
+        ):  # fmt: skip
+            self.first, self.first_ended_s, self.sent = key, op.ended_s, {}
         norm.add(op.took_s, self.learn, self.far, self.share * self.period_s)
 
     def arrived(self, peer: int, nbytes: int, took_s: float) -> None:
@@ -128,10 +136,18 @@ class Probe(Recorder):
         way = self.ways.get(peer)
         if way is None:
             way = self.ways[peer] = Way(self.window)
+        self.sent[peer] = self.sent.get(peer, 0) + 1
         usual_s = norm.middle
-        floor = self.share * self.period_s / ARRAYS
-        slow = norm.add(took_s, self.learn, self.far, floor)
+        slow = norm.add(took_s, self.learn, self.far, self.least_s(peer))
         way.add(slow, took_s / usual_s if usual_s > 0 else 1.0)
+
+    def least_s(self, peer: int) -> float:
+        """By how much an array to a peer takes longer at least, to be slow.
+
+        A slow way costs `share` of a step when all of its arrays together do. A ring of n ranks
+        sends 2 (n - 1) to one peer, so there each must take longer by less.
+        """
+        return self.share * self.period_s / max(ARRAYS, self.sent_before.get(peer, 0))
 
     def told(self) -> None:
         for peer, way in self.ways.items():

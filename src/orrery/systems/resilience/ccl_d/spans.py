@@ -8,6 +8,7 @@ under way, or who was silent first, is the cause.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
@@ -244,6 +245,8 @@ def ways_in(pieces: Sequence[Piece], judge: CollectiveDoctor) -> list[Finding]:
     since: dict[tuple[int, int], float] = {}
     seen: dict[tuple[int, int], int] = {}
     among, alone = _beside(moves), dict[int, Alone]()
+    for (node, to), count in Counter((piece.node, piece.to) for piece in moves).items():
+        probes.of(node).sent_before[to] = count // steps
     for place, piece in enumerate(moves):
         probes.now_s = piece.end_s
         probe, key = probes.of(piece.node), (piece.node, piece.to)
