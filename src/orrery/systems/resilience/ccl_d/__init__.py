@@ -39,7 +39,8 @@ class CCLD(Judging, Watcher):
     as behind a late rank all of its fellows do; those with most votes go up the tree, and waits in
     pipes have places of their own. The straggler of a communicator is who computed longer than its
     fellows between two operations; ways on which arrays take too long have a NIC in common, or are
-    one link. Slow in some steps and not in others is periodic.
+    one link. All arrays that go a way in a step count together, as a ring sends many small ones.
+    Slow in some steps and not in others is periodic. In its first two steps nothing is slow.
 
     Knobs: `heartbeat_s`; `hang_s`, how long an operation waits before it is called hung;
     `silent_beats`, after how many a rank is asked whether it lives; `ring`, operations kept at a
