@@ -55,9 +55,10 @@ class CCLD(Judging, Watcher):
     Differs from the paper: its abstract gives neither records nor rules; both are ours. Times are
     differences of one rank's own clock, so clocks need not agree. One cause is named at a time. A
     rank that skips an operation just where the next one is alike (as in a data group with one
-    all-reduce a step) corrupts silently and is not found. With a dead root nobody reports. The
-    ranks must carry its probe and answer it; `CollectiveDoctor` judges any run alike, without
-    the tree and its votes.
+    all-reduce a step) corrupts silently and is not found. The NIC of a rank that talks to one other
+    alone, as a leaf of the only tree, is also its link, and called so. With a dead root nobody
+    reports. The ranks must carry its probe and answer it; `CollectiveDoctor` judges any run alike,
+    without the tree and its votes.
 
     >>> CCLD(heartbeat_s=5.0).hang_s
     120.0
