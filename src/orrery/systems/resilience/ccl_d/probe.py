@@ -13,7 +13,7 @@ from orrery.systems.resilience.problems.watcher import Beat, Hint, Sign
 
 # So many normal values are kept of each kind of operation.
 KEPT = 32
-# A step sends at least so many arrays on one way, so each of them costs a smaller part of it.
+# What a slow way costs is shared by the arrays of a step; fewer than these count as so many.
 ARRAYS = 4
 # Signs of each kind of wait that a rank gives: one by chance must not hide another.
 TOLD = 2
